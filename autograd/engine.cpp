@@ -1,0 +1,269 @@
+// The walk of backward: count how often each reachable node is used, tell those who watch a leaf, then run
+// nodes whose gradient is complete, latest made first, until none is left.
+#include <algorithm>
+#include <queue>
+#include <unordered_map>
+
+#include <lockstep/autograd/grad.h>
+#include <lockstep/tensor/node.h>
+
+namespace lockstep {
+namespace {
+
+/// What a backward knows of one node.
+struct Task {
+  int pending = 0;          // uses whose gradient has not arrived yet
+  Tensor gradient;          // the sum of those that have
+  bool own = false;         // nobody else holds `gradient`: it may be added to in place
+  int capture = -1;         // index among grad()'s inputs
+  bool needed = true;       // leads to a leaf that collects, or to one of grad()'s inputs
+};
+
+class Backward {
+ public:
+  Backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& gradients, const std::vector<Tensor>* inputs,
+           bool retain, bool create)
+      : retain_(retain || create), create_(create) {
+    for (const Tensor& y : outputs) roots_.push_back(y.node());
+    if (inputs) {
+      capturing_ = true;
+      for (const Tensor& x : *inputs) {
+        Task& task = tasks_[x.node().get()];
+        if (task.capture < 0) task.capture = static_cast<int>(captured_.size());
+        captured_.emplace_back();
+      }
+      mark_needed();
+    }
+    count_uses();
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      // A gradient the caller holds is not ours to add to.
+      receive(*roots_[i], gradients[i], false);
+    }
+  }
+
+  std::vector<Tensor> run() {
+    const AutoGradMode mode(create_);
+    const auto watchers = tell_watchers();
+    try {
+      for (const Ref<Node>& root : roots_) finish_use(*root);
+      while (!ready_.empty()) {
+        const Ref<Node> node = ready_.top();
+        ready_.pop();
+        step(*node);
+      }
+    } catch (...) {
+      for (BackwardWatcher* w : watchers) w->backward_ends(true);
+      throw;
+    }
+    for (size_t i = 0; i < watchers.size(); ++i) {
+      try {
+        watchers[i]->backward_ends(false);
+      } catch (...) {
+        for (size_t j = i + 1; j < watchers.size(); ++j) watchers[j]->backward_ends(true);
+        throw;
+      }
+    }
+    return std::move(captured_);
+  }
+
+ private:
+  /// For grad(): a node is needed if it is wanted itself or one of its inputs is needed (post-order walk).
+  void mark_needed() {
+    std::vector<std::pair<Node*, size_t>> stack;
+    std::unordered_map<Node*, bool> entered;
+    auto enter = [&](Node* n) {
+      if (!std::exchange(entered[n], true)) {
+        tasks_[n].needed = tasks_[n].capture >= 0;
+        stack.emplace_back(n, 0);
+      }
+    };
+    for (const Ref<Node>& root : roots_) {
+      enter(root.get());
+      while (!stack.empty()) {
+        auto& [n, next] = stack.back();
+        if (next > 0 && n->inputs[next - 1] && tasks_[n->inputs[next - 1].get()].needed) tasks_[n].needed = true;
+        if (next == n->inputs.size()) stack.pop_back();
+        else if (Node* input = n->inputs[next++].get()) enter(input);
+      }
+    }
+  }
+
+  void count_uses() {
+    std::vector<Node*> stack;
+    auto visit = [&](Node* n) {
+      Task& task = tasks_[n];
+      if (!task.needed || task.pending++ > 0) return;
+      if (Leaf* leaf = n->as_leaf()) leaves_.push_back(leaf);
+      else stack.push_back(n);
+    };
+    for (const Ref<Node>& root : roots_) visit(root.get());
+    while (!stack.empty()) {
+      Node* n = stack.back();
+      stack.pop_back();
+      for (const Ref<Node>& input : n->inputs)
+        if (input) visit(input.get());
+    }
+  }
+
+  std::vector<BackwardWatcher*> tell_watchers() {
+    std::vector<BackwardWatcher*> watchers;
+    if (capturing_) return watchers;
+    for (Leaf* leaf : leaves_)
+      if (leaf->watcher && std::find(watchers.begin(), watchers.end(), leaf->watcher) == watchers.end())
+        watchers.push_back(leaf->watcher);
+    for (size_t i = 0; i < watchers.size(); ++i) {
+      std::vector<Leaf*> reached;
+      for (Leaf* leaf : leaves_)
+        if (leaf->watcher == watchers[i]) reached.push_back(leaf);
+      try {
+        watchers[i]->backward_starts(reached);
+      } catch (...) {
+        for (size_t j = 0; j < i; ++j) watchers[j]->backward_ends(true);
+        throw;
+      }
+    }
+    return watchers;
+  }
+
+  /// Adds a contribution to a node's gradient.
+  void receive(Node& node, Tensor g, bool own) {
+    Task& task = tasks_[&node];
+    if (!task.gradient.defined()) {
+      task.gradient = std::move(g);
+      task.own = own;
+    } else if (task.own && !create_) {
+      task.gradient.add_(g);
+    } else {
+      Tensor sum = task.gradient.clone();
+      sum.add_(g);
+      task.gradient = std::move(sum);
+      task.own = true;
+    }
+  }
+
+  void finish_use(Node& node) {
+    Task& task = tasks_[&node];
+    if (!task.needed || --task.pending > 0) return;
+    if (Leaf* leaf = node.as_leaf()) finish_leaf(*leaf, task);
+    else ready_.push(Ref<Node>(&node));
+  }
+
+  void run_hooks(Node& node, Task& task) {
+    if (!node.hooks) return;
+    for (auto& [id, hook] : std::vector(*node.hooks))
+      if (Tensor replaced = hook(task.gradient); replaced.defined()) {
+        LOCKSTEP_CHECK(replaced.shape() == node.shape, ShapeError, "register_hook: a hook returned a gradient of shape ",
+                       replaced.shape(), " for a tensor of shape ", node.shape);
+        task.gradient = std::move(replaced);
+        task.own = false;
+      }
+  }
+
+  void finish_leaf(Leaf& leaf, Task& task) {
+    if (!task.gradient.defined()) return;
+    run_hooks(leaf, task);
+    Tensor g = std::exchange(task.gradient, Tensor());
+    if (task.capture >= 0) captured_[static_cast<size_t>(task.capture)] = std::move(g);
+    else if (!capturing_) leaf.accumulate(std::move(g), task.own);
+  }
+
+  class Inputs final : public InputGradients {
+   public:
+    Inputs(Backward& walk, Node& node) : walk_(walk), node_(node) {}
+    bool needed(int i) const override {
+      const Ref<Node>& input = node_.inputs[static_cast<size_t>(i)];
+      return input && walk_.tasks_[input.get()].needed;
+    }
+    Tensor destination(int i) const override {
+      const Ref<Node>& input = node_.inputs[static_cast<size_t>(i)];
+      Leaf* leaf = input ? input->as_leaf() : nullptr;
+      if (!leaf || !leaf->slot.defined() || leaf->gradient.defined() || walk_.create_ || walk_.capturing_ ||
+          walk_.tasks_[leaf].gradient.defined())
+        return Tensor();
+      return leaf->slot;
+    }
+    void set(int i, Tensor g) override {
+      if (!needed(i)) return;
+      Node& input = *node_.inputs[static_cast<size_t>(i)];
+      LOCKSTEP_CHECK(g.shape() == input.shape, ShapeError, "backward of ", node_.name(), ": the gradient of input ", i,
+                     " has shape ", g.shape(), ", the input ", input.shape);
+      // A gradient that is dy itself, or a view of it, or kept by the op, may be in use elsewhere too.
+      const bool own = g.ref()->use_count() == 1 && g.storage().use_count() == 1;
+      const Leaf* leaf = input.as_leaf();
+      walk_.receive(input, std::move(g), own || (leaf && leaf->slot.defined() && g.defined() && g.is_same(leaf->slot)));
+    }
+
+   private:
+    Backward& walk_;
+    Node& node_;
+  };
+
+  void step(Node& node) {
+    Task& task = tasks_[&node];
+    if (task.gradient.defined()) {
+      run_hooks(node, task);
+      if (task.capture >= 0) captured_[static_cast<size_t>(task.capture)] = task.gradient;
+      const Tensor dy = std::exchange(task.gradient, Tensor());
+      Inputs inputs(*this, node);
+      node.backward(dy, inputs);
+      if (!retain_) node.release_saved();
+    }
+    for (const Ref<Node>& input : node.inputs)
+      if (input) finish_use(*input);
+  }
+
+  struct MadeEarlier {
+    bool operator()(const Ref<Node>& a, const Ref<Node>& b) const { return a->sequence < b->sequence; }
+  };
+
+  bool retain_, create_, capturing_ = false;
+  std::vector<Ref<Node>> roots_;
+  std::unordered_map<Node*, Task> tasks_;
+  std::vector<Leaf*> leaves_;
+  std::priority_queue<Ref<Node>, std::vector<Ref<Node>>, MadeEarlier> ready_;
+  std::vector<Tensor> captured_;
+};
+
+Tensor start_gradient(const Tensor& y, const Tensor& given, const char* who) {
+  LOCKSTEP_CHECK(y.requires_grad(), AutogradError, who, ": the tensor does not require grad and has no graph behind it");
+  if (!given.defined()) {
+    LOCKSTEP_CHECK(y.numel() == 1, AutogradError, who, ": the tensor has shape ", y.shape(),
+                   "; only one element can start without a gradient; reduce it (mean, sum) or pass the gradient");
+    return ones_like(y);
+  }
+  LOCKSTEP_CHECK(given.shape() == y.shape(), ShapeError, who, ": the gradient has shape ", given.shape(), ", the tensor ",
+                 y.shape());
+  LOCKSTEP_CHECK(given.dtype() == y.dtype(), DTypeError, who, ": the gradient is ", given.dtype(), ", the tensor ", y.dtype());
+  return given;
+}
+
+}  // namespace
+
+void Tensor::backward(const Tensor& gradient, BackwardOptions options) const {
+  const Tensor start = start_gradient(*this, gradient, "backward");
+  Backward({*this}, {start}, nullptr, options.retain_graph, options.create_graph).run();
+}
+
+namespace autograd {
+
+std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                         const std::vector<Tensor>& grad_outputs, GradOptions options) {
+  LOCKSTEP_CHECK(grad_outputs.empty() || grad_outputs.size() == outputs.size(), ValueError, "grad: ", outputs.size(),
+                 " outputs but ", grad_outputs.size(), " gradients");
+  std::vector<Tensor> starts;
+  for (size_t i = 0; i < outputs.size(); ++i)
+    starts.push_back(start_gradient(outputs[i], grad_outputs.empty() ? Tensor() : grad_outputs[i], "grad"));
+  for (size_t i = 0; i < inputs.size(); ++i)
+    LOCKSTEP_CHECK(inputs[i].requires_grad(), AutogradError, "grad: input ", i, " does not require grad");
+  auto results = Backward(outputs, starts, &inputs, options.retain_graph, options.create_graph).run();
+  for (size_t i = 0; i < results.size(); ++i)  // an input that is listed twice
+    for (size_t j = 0; j < i && !results[i].defined(); ++j)
+      if (inputs[i].node() == inputs[j].node()) results[i] = results[j];
+  for (size_t i = 0; i < results.size(); ++i)
+    LOCKSTEP_CHECK(results[i].defined() || options.allow_unused, AutogradError, "grad: no output depends on input ", i,
+                   "; pass {.allow_unused = true} to get an undefined tensor for it");
+  return results;
+}
+
+}  // namespace autograd
+}  // namespace lockstep

@@ -1,0 +1,195 @@
+// IDX over zlib. The bytes of the file are pulled through Source, which inflates when the file
+// begins with gzip's magic; the header's sizes are only ever an upper bound of what is read.
+#include <lockstep/data/idx.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include <lockstep/tensor/file.h>
+#define ZLIB_CONST
+#include <zlib.h>
+
+namespace lockstep::data {
+namespace {
+
+constexpr size_t kChunk = size_t{1} << 16;
+constexpr std::string_view kGetAgain = "; the file is damaged or incomplete: get it again";
+
+class Source {
+ public:
+  explicit Source(const std::string& path) : file_("read_idx", path), input_(kChunk) {
+    refill();
+    gzip_ = stream_.avail_in >= 2 && input_[0] == 0x1f && input_[1] == 0x8b;
+    // 16: gzip's wrapper, with its CRC and length checked by zlib.
+    if (gzip_ && inflateInit2(&stream_, 16 + MAX_WBITS) != Z_OK)
+      fail<OutOfMemory>("read_idx: zlib has no memory to inflate ", path);
+  }
+  ~Source() {
+    if (gzip_) inflateEnd(&stream_);
+  }
+  Source(const Source&) = delete;
+  Source& operator=(const Source&) = delete;
+
+  template <class... Parts>
+  [[noreturn]] void refuse(const Parts&... parts) const {
+    fail<IoError>("read_idx: ", file_.path(), ": ", parts...);
+  }
+
+  /// Up to `bytes` into `out`; fewer only where the content ends.
+  size_t read(uint8_t* out, size_t bytes) {
+    size_t done = 0;
+    while (done < bytes) {
+      const size_t n =
+          gzip_ ? inflate_some(out + done, bytes - done) : copy_some(out + done, bytes - done);
+      if (n == 0) break;
+      done += n;
+    }
+    return done;
+  }
+
+ private:
+  bool refill() {
+    const size_t n = static_cast<size_t>(std::min<uint64_t>(kChunk, file_.size() - position_));
+    file_.read(position_, input_.data(), n);
+    position_ += n;
+    stream_.next_in = input_.data();
+    stream_.avail_in = static_cast<uInt>(n);
+    return n > 0;
+  }
+  size_t copy_some(uint8_t* out, size_t bytes) {
+    if (stream_.avail_in == 0 && !refill()) return 0;
+    const size_t n = std::min<size_t>(bytes, stream_.avail_in);
+    std::memcpy(out, stream_.next_in, n);
+    stream_.next_in += n;
+    stream_.avail_in -= static_cast<uInt>(n);
+    return n;
+  }
+  size_t inflate_some(uint8_t* out, size_t bytes) {
+    const size_t wanted = std::min(bytes, kChunk);
+    stream_.next_out = out;
+    stream_.avail_out = static_cast<uInt>(wanted);
+    while (stream_.avail_out == wanted) {
+      if (stream_.avail_in == 0 && !refill()) {
+        if (at_end_) return 0;
+        refuse("the gzip data breaks off after ", file_.size(), " bytes", kGetAgain);
+      }
+      if (at_end_) {  // gzip files may follow one another
+        if (inflateReset(&stream_) != Z_OK) refuse("zlib cannot go on", kGetAgain);
+        at_end_ = false;
+      }
+      const int status = inflate(&stream_, Z_NO_FLUSH);
+      if (status == Z_STREAM_END) {
+        at_end_ = true;
+      } else if (status != Z_OK && status != Z_BUF_ERROR) {
+        refuse("expected gzip data, and zlib found an error before byte ",
+               position_ - stream_.avail_in, ": ", stream_.msg ? stream_.msg : "unknown",
+               kGetAgain);
+      }
+    }
+    return wanted - stream_.avail_out;
+  }
+
+  FileReader file_;
+  std::vector<uint8_t> input_;
+  uint64_t position_ = 0;
+  z_stream stream_{};
+  bool gzip_ = false;
+  bool at_end_ = false;
+};
+
+uint32_t big_endian(const uint8_t* p) {
+  return uint32_t{p[0]} << 24 | uint32_t{p[1]} << 16 | uint32_t{p[2]} << 8 | uint32_t{p[3]};
+}
+
+struct Header {
+  DType dtype;
+  Shape shape;
+  uint64_t bytes;  // of the values
+};
+
+Header read_header(Source& source) {
+  uint8_t start[4];
+  const size_t n = source.read(start, 4);
+  if (n < 4) source.refuse("expected an IDX header of at least 8 bytes, found ", n, kGetAgain);
+  if (start[0] != 0 || start[1] != 0 || start[3] == 0)
+    source.refuse("expected IDX magic 0, 0, type, dimensions; found ", start[0], ", ", start[1],
+                  ", ", start[2], ", ", start[3], "; is this an IDX file?");
+  Header header{};
+  switch (start[2]) {
+    case 0x08:
+      header.dtype = DType::u8;
+      break;
+    case 0x0C:
+      header.dtype = DType::i32;
+      break;
+    case 0x0D:
+      header.dtype = DType::f32;
+      break;
+    case 0x0E:
+      header.dtype = DType::f64;
+      break;
+    default:
+      source.refuse("expected IDX type 8 (u8), 12 (i32), 13 (f32) or 14 (f64), found ", start[2],
+                    "; convert the file to one of these");
+  }
+  const int dims = start[3];
+  if (dims > Shape::kMaxDims)
+    source.refuse("expected at most ", Shape::kMaxDims, " dimensions, found ", dims,
+                  "; is this an IDX file?");
+  int64_t extent = static_cast<int64_t>(
+      size_of(header.dtype));  // as if no size were 0: strides are products too
+  for (int i = 0; i < dims; ++i) {
+    uint8_t size[4];
+    if (source.read(size, 4) < 4)
+      source.refuse("expected ", dims, " sizes, and it ends after ", i, kGetAgain);
+    header.shape.push_back(big_endian(size));
+    if (__builtin_mul_overflow(extent, std::max<int64_t>(header.shape[i], 1), &extent))
+      source.refuse("the sizes overflow: ", header.shape, "...; is this an IDX file?");
+  }
+  header.bytes = static_cast<uint64_t>(header.shape.numel()) * size_of(header.dtype);
+  return header;
+}
+
+// Memory grows with what the file yields, up to what its header says.
+std::vector<uint8_t> read_values(Source& source, const Header& header) {
+  std::vector<uint8_t> values;
+  while (values.size() < header.bytes) {
+    const size_t before = values.size();
+    const uint64_t step = std::max<uint64_t>(before, uint64_t{1} << 20);
+    values.resize(before + static_cast<size_t>(std::min<uint64_t>(step, header.bytes - before)));
+    const size_t n = source.read(values.data() + before, values.size() - before);
+    if (before + n < values.size())
+      source.refuse("expected ", header.bytes, " bytes of values for shape ", header.shape,
+                    ", found ", before + n, kGetAgain);
+  }
+  uint8_t extra;
+  if (source.read(&extra, 1) != 0)
+    source.refuse("expected ", header.bytes, " bytes of values for shape ", header.shape,
+                  ", found more after them", kGetAgain);
+  return values;
+}
+
+template <class Word>
+void to_native(std::vector<uint8_t>& values) {
+  for (size_t at = 0; at < values.size(); at += sizeof(Word)) {
+    if constexpr (std::endian::native == std::endian::little)
+      std::reverse(values.begin() + static_cast<ptrdiff_t>(at),
+                   values.begin() + static_cast<ptrdiff_t>(at + sizeof(Word)));
+  }
+}
+
+}  // namespace
+
+Tensor read_idx(const std::string& path) {
+  Source source(path);
+  const Header header = read_header(source);
+  auto values = std::make_shared<std::vector<uint8_t>>(read_values(source, header));
+  if (size_of(header.dtype) == 4) to_native<uint32_t>(*values);
+  if (size_of(header.dtype) == 8) to_native<uint64_t>(*values);
+  return from_blob(values->data(), header.shape, {.dtype = header.dtype}, [values] {});
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,178 @@
+// The terminal line is redrawn at most ten times a second; a log gets a line every few seconds.
+#include <lockstep/data/progress.h>
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <string_view>
+
+namespace lockstep::data {
+namespace {
+
+constexpr double kRedrawSeconds = 0.1;
+constexpr int kWidestBar = 30, kNarrowestBar = 5;
+
+bool is_terminal(std::FILE* out) {
+  const char* term = std::getenv("TERM");
+  return ::isatty(::fileno(out)) && !(term && std::string_view(term) == "dumb");
+}
+
+// no-color.org: any non-empty value turns colour off.
+bool wants_colour() {
+  const char* off = std::getenv("NO_COLOR");
+  return !(off && *off);
+}
+
+int width_of(std::FILE* out) {
+  winsize size{};
+  if (::ioctl(::fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  return 80;
+}
+
+double seconds_between(std::chrono::steady_clock::time_point a,
+                       std::chrono::steady_clock::time_point b) {
+  return std::chrono::duration<double>(b - a).count();
+}
+
+std::string formatted(const char* format, double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, value);
+  return text;
+}
+
+}  // namespace
+
+namespace detail {
+
+std::string clock_text(double seconds) {
+  if (!(seconds >= 0) || seconds > 359999) return "?";
+  const auto s = static_cast<long long>(std::llround(seconds));
+  char text[64];
+  if (s >= 3600)
+    std::snprintf(text, sizeof text, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+  else
+    std::snprintf(text, sizeof text, "%lld:%02lld", s / 60, s % 60);
+  return text;
+}
+
+std::string short_number(double value) {
+  const char* unit = "";
+  for (const char* next : {"k", "M", "G"}) {
+    if (!(value >= 999.5)) break;
+    value /= 1000;
+    unit = next;
+  }
+  const char* format = *unit == '\0'   ? "%.0f"
+                       : value < 9.995 ? "%.2f"
+                       : value < 99.95 ? "%.1f"
+                                       : "%.0f";
+  return formatted(format, value) + unit;
+}
+
+std::string bar_line(const std::string& title, double fraction, const std::string& text, int width,
+                     bool colour) {
+  fraction = std::clamp(fraction, 0.0, 1.0);
+  const std::string percent = formatted("%3.0f%%", std::floor(fraction * 100));
+  const std::string rest = percent + "  " + text;
+  const int room = width - static_cast<int>(title.size() + rest.size()) - 4;  // spaces and brackets
+  if (room < kNarrowestBar)
+    return (title + " " + rest).substr(0, static_cast<size_t>(std::max(width, 0)));
+  const int cells = std::min(room, kWidestBar);
+  const int full = static_cast<int>(fraction * cells);
+  std::string bar(static_cast<size_t>(full), '=');
+  if (full < cells) bar += '>';
+  const std::string space(static_cast<size_t>(cells) - bar.size(), ' ');
+  return title + " [" + (colour ? "\x1b[32m" + bar + "\x1b[0m" : bar) + space + "] " + rest;
+}
+
+}  // namespace detail
+
+Progress::Progress(std::string title, int64_t steps, ProgressOptions options)
+    : title_(std::move(title)),
+      steps_(steps),
+      options_(options),
+      start_(Clock::now()),
+      shown_(start_) {
+  LOCKSTEP_CHECK(!options_.enabled || options_.out, ValueError,
+                 "Progress: out must be an open file");
+  if (!options_.enabled) return;
+  terminal_ = is_terminal(options_.out);
+  colour_ = terminal_ && wants_colour();
+}
+
+Progress::~Progress() {
+  if (finished_ || !options_.enabled || !terminal_ || done_ == 0) return;
+  std::fputc('\n', options_.out);
+  std::fflush(options_.out);
+}
+
+void Progress::step(int64_t samples, std::optional<double> loss) {
+  ++done_;
+  samples_ += samples;
+  if (loss && samples > 0) {
+    loss_sum_ += *loss * static_cast<double>(samples);
+    samples_with_loss_ += samples;
+  }
+  if (!options_.enabled || finished_) return;
+  const auto now = Clock::now();
+  const bool first_on_terminal = terminal_ && done_ == 1;
+  if (!first_on_terminal &&
+      seconds_between(shown_, now) < (terminal_ ? kRedrawSeconds : options_.line_seconds))
+    return;
+  shown_ = now;
+  draw();
+}
+
+void Progress::finish() {
+  if (finished_) return;
+  finished_ = true;
+  if (!options_.enabled) return;
+  std::fprintf(options_.out, terminal_ ? "\r%s\x1b[K\n" : "%s\n",
+               (title_ + "  " + last_text()).c_str());
+  std::fflush(options_.out);
+}
+
+void Progress::draw() {
+  const double fraction = steps_ > 0 ? static_cast<double>(done_) / static_cast<double>(steps_) : 1;
+  if (terminal_) {
+    // One column less: a full line would wrap on some terminals.
+    const std::string line =
+        detail::bar_line(title_, fraction, text(), width_of(options_.out) - 1, colour_);
+    std::fprintf(options_.out, "\r%s\x1b[K", line.c_str());
+  } else {
+    std::fprintf(options_.out, "%s  %.0f%%  %s\n", title_.c_str(),
+                 std::floor(100 * std::min(fraction, 1.0)), text().c_str());
+  }
+  std::fflush(options_.out);
+}
+
+// "loss 0.1234  12.3k samples/s  0:12 left"
+std::string Progress::text() const {
+  const double seconds = seconds_between(start_, Clock::now());
+  std::string text;
+  if (samples_with_loss_ > 0)
+    text += formatted("loss %.4f  ", loss_sum_ / static_cast<double>(samples_with_loss_));
+  text += detail::short_number(static_cast<double>(samples_) * options_.samples_factor /
+                               std::max(seconds, 1e-9));
+  text += " samples/s  ";
+  const double left = seconds * static_cast<double>(std::max<int64_t>(steps_ - done_, 0)) /
+                      static_cast<double>(done_);
+  return text + detail::clock_text(left) + " left";
+}
+
+// "loss 0.1234  60000 samples in 0:12  5.00k samples/s"
+std::string Progress::last_text() const {
+  const double seconds = seconds_between(start_, Clock::now());
+  const double samples = static_cast<double>(samples_) * options_.samples_factor;
+  std::string text;
+  if (samples_with_loss_ > 0)
+    text += formatted("loss %.4f  ", loss_sum_ / static_cast<double>(samples_with_loss_));
+  text += formatted("%.0f samples in ", samples) +
+          (seconds < 10 ? formatted("%.2fs", seconds) : detail::clock_text(seconds));
+  return text + "  " + detail::short_number(samples / std::max(seconds, 1e-9)) + " samples/s";
+}
+
+}  // namespace lockstep::data

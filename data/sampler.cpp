@@ -1,0 +1,101 @@
+// The arithmetic of who sees which sample.
+#include <lockstep/data/sampler.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include <lockstep/tensor/warning.h>
+
+namespace lockstep::data {
+namespace {
+
+void check_shard(std::string_view op, Shard shard) {
+  LOCKSTEP_CHECK(shard.size >= 1 && shard.rank >= 0 && shard.rank < shard.size, ValueError, op,
+                 ": a shard's rank is in [0, size), got rank ", shard.rank, " of ", shard.size);
+}
+
+}  // namespace
+
+std::vector<int64_t> epoch_order(int64_t samples, const RandomSource& random, bool shuffle) {
+  if (shuffle) return random_permutation(samples, random.key(0, Purpose::shuffle));
+  std::vector<int64_t> order(static_cast<size_t>(samples));
+  std::iota(order.begin(), order.end(), int64_t{0});
+  return order;
+}
+
+BatchPlan::BatchPlan(int64_t samples, int64_t batch_size, bool drop_last, Shard shard,
+                     int64_t start)
+    : shard_(shard), start_(start), end_(samples) {
+  check_shard("BatchPlan", shard);
+  LOCKSTEP_CHECK(batch_size >= 1 && batch_size <= std::numeric_limits<int64_t>::max() / shard.size,
+                 ValueError, "BatchPlan: batch_size must be at least 1, got ", batch_size);
+  LOCKSTEP_CHECK(start >= 0 && start <= samples, ValueError, "BatchPlan: cannot start at sample ",
+                 start, " of ", samples, "; was the state saved with another dataset?");
+  global_size_ = batch_size * shard.size;
+  const int64_t left = samples - start;
+  const int64_t full = left / global_size_, remainder = left % global_size_;
+  if (drop_last) {
+    LOCKSTEP_CHECK(full > 0 || start > 0, ValueError, "BatchPlan: drop_last leaves no batch of ",
+                   samples, " samples: a full one needs ", batch_size, " x ", shard.size,
+                   " ranks; use a smaller batch_size");
+    batches_ = full;
+    end_ -= remainder;
+    return;
+  }
+  LOCKSTEP_CHECK(left >= shard.size || (left == 0 && start > 0), ValueError, "BatchPlan: ", left,
+                 " samples ", start > 0 ? "left in this epoch " : "", "do not go round ",
+                 shard.size, " ranks; use fewer ranks",
+                 start > 0 ? ", or resume at the next epoch" : "");
+  batches_ = full + (remainder >= shard.size ? 1 : 0);
+}
+
+Range BatchPlan::global(int64_t i) const {
+  LOCKSTEP_CHECK(i >= 0 && i < batches_, IndexError, "BatchPlan: batch ", i,
+                 " is out of range for ", batches_);
+  const int64_t begin = start_ + i * global_size_;
+  return {begin, i == batches_ - 1 ? end_ : begin + global_size_};
+}
+
+Range BatchPlan::local(int64_t i) const {
+  const Range all = global(i);
+  const int64_t each = all.size() / shard_.size, more = all.size() % shard_.size;
+  const int64_t begin = all.begin + shard_.rank * each + std::min<int64_t>(shard_.rank, more);
+  return {begin, begin + each + (shard_.rank < more ? 1 : 0)};
+}
+
+DistributedSampler::DistributedSampler(int64_t samples, DistributedSamplerOptions options)
+    : samples_(samples), options_(std::move(options)) {
+  check_shard("DistributedSampler", options_.shard);
+  LOCKSTEP_CHECK(samples >= 1, ValueError, "DistributedSampler: needs at least one sample, got ",
+                 samples);
+  const int64_t ranks = options_.shard.size;
+  per_rank_ = options_.drop_last ? samples / ranks : (samples + ranks - 1) / ranks;
+}
+
+void DistributedSampler::set_epoch(int64_t epoch) {
+  epoch_ = epoch;
+  epoch_was_set_ = true;
+}
+
+std::vector<int64_t> DistributedSampler::indices() {
+  if (++passes_ == 2 && options_.shuffle && !epoch_was_set_) {
+    warn(
+        "DistributedSampler: a second pass begins and set_epoch was never called, so it sees the "
+        "same order; call "
+        "sampler.set_epoch(epoch) before each epoch");
+  }
+  return (*this)(epoch_);
+}
+
+std::vector<int64_t> DistributedSampler::operator()(int64_t epoch) const {
+  const std::vector<int64_t> order =
+      epoch_order(samples_, {.seed = options_.seed, .epoch = epoch}, options_.shuffle);
+  std::vector<int64_t> mine(static_cast<size_t>(per_rank_));
+  for (int64_t i = 0; i < per_rank_; ++i)
+    mine[static_cast<size_t>(i)] =
+        order[static_cast<size_t>((options_.shard.rank + i * options_.shard.size) % samples_)];
+  return mine;
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,87 @@
+// Samplers: in which order an epoch's samples are seen, and by whom. The order is a permutation of
+// the whole set that depends on (seed, epoch) alone; BatchPlan cuts it into global batches and each
+// of these into one piece per rank, without repeating a sample. DistributedSampler is PyTorch's,
+// for those who want its rule.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include <lockstep/data/random_source.h>
+#include <lockstep/data/shard.h>
+
+namespace lockstep::data {
+
+/// This rank's samples of an epoch, in order.
+using Sampler = std::function<std::vector<int64_t>(int64_t epoch)>;
+
+/// 0 .. samples-1, shuffled by (seed, epoch) or as they come. The same on every rank.
+LOCKSTEP_API std::vector<int64_t> epoch_order(int64_t samples, const RandomSource& random,
+                                              bool shuffle);
+
+/// Positions [begin, end) in an epoch's order.
+struct Range {
+  int64_t begin = 0, end = 0;
+  int64_t size() const { return end - begin; }
+  bool operator==(const Range&) const = default;
+};
+
+/// How positions `start` .. `samples` are cut into global batches of batch_size * shard.size, and
+/// these into the ranks' pieces: consecutive in rank order, sizes differing by at most one. Every
+/// rank has the same number of batches and none is empty: a remainder smaller than the number of
+/// ranks is spread over the last full batch. With drop_last only full batches count.
+class LOCKSTEP_API BatchPlan {
+ public:
+  /// ValueError when there are fewer samples than ranks (nothing left at all is fine when start >
+  /// 0), for batch_size < 1 and for a rank outside its size.
+  BatchPlan(int64_t samples, int64_t batch_size, bool drop_last, Shard shard, int64_t start = 0);
+
+  int64_t batches() const { return batches_; }
+  /// The positions of batch i over all ranks.
+  Range global(int64_t i) const;
+  /// This rank's part of them.
+  Range local(int64_t i) const;
+
+ private:
+  Shard shard_;
+  int64_t start_, end_, global_size_, batches_;
+};
+
+struct DistributedSamplerOptions {
+  Shard shard = {};
+  bool shuffle = true;
+  uint64_t seed = 0;       // the same on every rank
+  bool drop_last = false;  // cut the tail that does not divide, instead of repeating samples
+};
+
+/// torch.utils.data.DistributedSampler: rank r takes r, r + W, r + 2W, ... of the whole order,
+/// padded by its own beginning so that all ranks have ceil(n / W), or cut to floor(n / W) with
+/// drop_last. Padding counts samples twice: for evaluation use the loader's own sharding, which
+/// does not.
+///
+///   data::DistributedSampler sampler{train.size(), {.shard = group}};
+///   data::Loader loader{train, {.batch_size = 64, .sampler = sampler}};  // sets its epochs itself
+class LOCKSTEP_API DistributedSampler {
+ public:
+  explicit DistributedSampler(int64_t samples, DistributedSamplerOptions options = {});
+
+  /// Samples of one rank.
+  int64_t size() const { return per_rank_; }
+  void set_epoch(int64_t epoch);
+  /// This rank's samples in the order of the epoch that was set; without set_epoch always the same,
+  /// of which the second call warns once.
+  std::vector<int64_t> indices();
+  /// The same for a given epoch: what makes it a Sampler.
+  std::vector<int64_t> operator()(int64_t epoch) const;
+
+ private:
+  int64_t samples_;
+  DistributedSamplerOptions options_;
+  int64_t per_rank_;
+  int64_t epoch_ = 0;
+  int64_t passes_ = 0;
+  bool epoch_was_set_ = false;
+};
+
+}  // namespace lockstep::data

@@ -1,0 +1,71 @@
+// Group, init and the default group of each thread.
+#include <lockstep/distributed/group.h>
+
+#include <cstdlib>
+
+#include <lockstep/distributed/log.h>
+#include <lockstep/distributed/registry.h>
+#include <lockstep/distributed/single_group.h>
+
+namespace lockstep::dist {
+
+namespace {
+struct Default {
+  std::shared_ptr<ProcessGroup> group;
+  int local_rank = 0;
+};
+thread_local Default this_thread;
+}  // namespace
+
+Group::Hold::~Hold() {
+  if (!aborts || std::uncaught_exceptions() <= exceptions) return;
+  try {
+    group->abort(cat("an exception ended rank ", group->rank(), "'s use of the group"));
+  } catch (...) {
+    // The exception under way is the one to report.
+  }
+}
+
+Group::Group() : Group(std::make_shared<SingleGroup>(), 0) {}
+Group::Group(std::shared_ptr<ProcessGroup> group, int local_rank)
+    : hold_(std::make_shared<Hold>(std::move(group), true)), local_rank_(local_rank) {}
+
+Tensor Group::all_gather(const Tensor& input, const CollectiveOptions& options) const {
+  Shape shape = input.shape();
+  shape.insert(0, size());
+  Tensor output = empty(shape, {.dtype = input.dtype(), .device = input.device()});
+  all_gather(output, input, options);
+  return output;
+}
+
+Group init(const InitOptions& options) {
+  const bool again = this_thread.group && this_thread.group->size() > 1;
+  LOCKSTEP_CHECK(!again, DistError, "init: this thread has a default group of ", this_thread.group->size(),
+                 " ranks already; use default_group(), or destroy it and set_default_group(nullptr, 0)");
+  const Environment env = read_environment();
+  InitOptions filled = options;
+  if (filled.join_timeout.count() <= 0)
+    filled.join_timeout = Milliseconds(static_cast<int64_t>(1000 * join_timeout_seconds([](const char* n) { return std::getenv(n); })));
+  std::shared_ptr<ProcessGroup> group = make_group(env, filled);
+  log_info(cat("rank ", env.rank, " of ", env.size, ", launched by ", env.launcher, ", backend ", group->backend()));
+  set_default_group(group, env.local_rank);
+  return Group(std::move(group), env.local_rank);
+}
+
+Group default_group() {
+  if (!this_thread.group) return Group();
+  // A passing handle: an exception that unwinds it says nothing about the group.
+  return Group(std::make_shared<Group::Hold>(this_thread.group, false), this_thread.local_rank);
+}
+
+void set_default_group(std::shared_ptr<ProcessGroup> group, int local_rank) {
+  this_thread = {std::move(group), local_rank};
+}
+
+double mean(double value, const Group& group) {
+  const Tensor t = full({1}, value, {.dtype = DType::f64});
+  group.all_reduce(t, ReduceOp::avg, {.label = "dist::mean"});
+  return *t.data<double>();
+}
+
+}  // namespace lockstep::dist

@@ -1,0 +1,160 @@
+// What both sides of a meeting share, and the Peers that come out of it.
+#include <lockstep/distributed/rendezvous.h>
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <mutex>
+
+namespace lockstep::dist {
+
+namespace {
+
+class ProcessPeers final : public Peers {
+ public:
+  ProcessPeers(int rank, int size, Meeting meeting)
+      : Peers(rank, size, meeting.memory), meeting_(std::move(meeting)), dead_(static_cast<size_t>(size)) {}
+
+  std::string lost(int rank) override {
+    const auto r = static_cast<size_t>(rank);
+    if (!dead_[r]) {
+      pollfd line{meeting_.lives[r].get(), 0, 0};  // a hang-up is always reported
+      if (poll(&line, 1, 0) <= 0) return {};
+      dead_[r] = true;
+    }
+    return cat("rank ", rank, " (pid ", seat(rank).pid, ") died: its connection was closed");
+  }
+
+  // Nobody goes on before everybody has mapped the memory and sits. The visitors' side ...
+  void report_ready(Clock::time_point deadline) {
+    const int link = meeting_.links[0].get();
+    send_message(link, Message(Message::ready));
+    const Message answer = next_message(link, deadline, "rank 0");
+    LOCKSTEP_CHECK(answer.kind != Message::out_of_memory, OutOfMemory, answer.text);
+    LOCKSTEP_CHECK(answer.kind == Message::go, DistError, answer.text);
+  }
+
+  // ... and the host's.
+  void wait_for_all(Clock::time_point deadline) {
+    Message verdict(Message::go);
+    for (int r = 1; r < size() && verdict.kind == Message::go; ++r) {
+      try {
+        const Message report = next_message(meeting_.links[static_cast<size_t>(r)].get(), deadline, cat("rank ", r));
+        if (report.kind != Message::ready) verdict = report;
+      } catch (const DistError& e) {
+        verdict = Message(Message::refused, e.what());
+      }
+    }
+    for (const Fd& link : meeting_.links)
+      if (link) send_message(link.get(), verdict);
+    LOCKSTEP_CHECK(verdict.kind != Message::out_of_memory, OutOfMemory, verdict.text);
+    LOCKSTEP_CHECK(verdict.kind == Message::go, DistError, verdict.text);
+  }
+
+  std::shared_ptr<Segment> share(uint64_t tag, size_t bytes) override {
+    return rank() == 0 ? hand_out(tag, bytes) : take(tag, bytes);
+  }
+
+ private:
+  static Message next_message(int link, Clock::time_point deadline, std::string_view who) {
+    Message message;
+    std::vector<Fd> none;
+    for (;;) {
+      const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now()).count();
+      LOCKSTEP_CHECK(left > 0, DistError, "init: ", who, " did not confirm the meeting in time");
+      if (!readable(link, static_cast<int>(left))) continue;
+      const Received got = receive_message(link, message, none);
+      LOCKSTEP_CHECK(got != Received::closed, DistError, "init: ", who, " ended while the ranks met");
+      if (got == Received::message) return message;
+    }
+  }
+
+  std::shared_ptr<Segment> hand_out(uint64_t tag, size_t bytes) {
+    Fd file;
+    Message message(Message::share);
+    try {
+      file = Segment::make_file(bytes);
+    } catch (const OutOfMemory& e) {
+      message = Message(Message::out_of_memory, e.what());
+    }
+    message.tag = tag;
+    message.bytes = bytes;
+    const int descriptor = file.get();
+    for (const Fd& link : meeting_.links)
+      if (link) send_message(link.get(), message, std::span(&descriptor, file ? 1 : 0));
+    LOCKSTEP_CHECK(file, OutOfMemory, message.text);
+    return Segment::map(file.get(), bytes);
+  }
+
+  std::shared_ptr<Segment> take(uint64_t tag, size_t bytes) {
+    for (;;) {
+      std::lock_guard lock(mutex_);
+      for (size_t i = 0; i < kept_.size(); ++i) {
+        if (kept_[i].message.tag != tag) continue;
+        const Kept mine = std::move(kept_[i]);
+        kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(i));
+        LOCKSTEP_CHECK(mine.message.kind == Message::share, OutOfMemory, mine.message.text);
+        return Segment::map(mine.file.get(), bytes);
+      }
+      const int link = meeting_.links[0].get();
+      readable(link, 200);
+      Message message;
+      std::vector<Fd> files;
+      const Received got = receive_message(link, message, files);
+      LOCKSTEP_CHECK(got != Received::closed, DistError, "share: ", lost(0));
+      // Another thread of this rank may be waiting for another communicator's memory: keep what is not ours.
+      if (got == Received::message) kept_.push_back({message, files.empty() ? Fd() : std::move(files[0])});
+    }
+  }
+
+  struct Kept {
+    Message message;
+    Fd file;
+  };
+  Meeting meeting_;
+  std::vector<bool> dead_;
+  std::mutex mutex_;
+  std::vector<Kept> kept_;
+};
+
+std::string key_of(const Environment& env) {
+  return cat(env.run_id, "/", env.master_port, "/", env.attempt);
+}
+
+}  // namespace
+
+MeetingPoint MeetingPoint::of(const Environment& env, Milliseconds timeout) {
+  // The name has room for 107 characters, a run id may be longer.
+  uint64_t hash = 0xCBF29CE484222325;
+  for (const char c : key_of(env)) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
+  return {.name = cat("lockstep-", geteuid(), "-", hash),
+          .where = cat("MASTER_PORT ", env.master_port.empty() ? "unset" : env.master_port, ", run id \"",
+                       env.run_id, "\", attempt ", env.attempt),
+          .rank = env.rank,
+          .size = env.size,
+          .timeout = timeout};
+}
+
+std::string MeetingPoint::missing_text(const std::vector<int>& missing) const {
+  std::string ranks;
+  for (size_t i = 0; i < missing.size() && i < 16; ++i) ranks += cat(i ? ", " : "", missing[i]);
+  if (missing.size() > 16) ranks += ", ...";
+  return cat(size - static_cast<int>(missing.size()), "/", size, " ranks joined within ",
+             static_cast<double>(timeout.count()) / 1000, " s: ", missing.size() > 1 ? "ranks " : "rank ", ranks,
+             missing.size() > 1 ? " are" : " is", " missing; did you start ", missing.size() > 1 ? "them" : "it",
+             " with srun? (meeting on this host: ", where, ")");
+}
+
+std::unique_ptr<Peers> join(const Environment& env, size_t bytes, Milliseconds timeout) {
+  LOCKSTEP_CHECK(env.size <= 250, DistError, "init: backend shm serves at most 250 ranks on a host, got ", env.size);
+  const MeetingPoint point = MeetingPoint::of(env, timeout);
+  const Clock::time_point deadline = Clock::now() + timeout + std::chrono::seconds(1);
+  Meeting meeting = env.rank == 0 ? host_meeting(point, bytes) : visit_meeting(point);
+  auto peers = std::make_unique<ProcessPeers>(env.rank, env.size, std::move(meeting));
+  peers->sit_down(getpid());
+  if (env.rank == 0) peers->wait_for_all(deadline);
+  else peers->report_ready(deadline);
+  return peers;
+}
+
+}  // namespace lockstep::dist

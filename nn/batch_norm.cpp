@@ -1,0 +1,45 @@
+#include <lockstep/nn/batch_norm.h>
+
+#include <algorithm>
+
+#include <lockstep/tensor/ops/batch_norm.h>
+
+namespace lockstep::nn {
+
+BatchNorm::BatchNorm(int64_t features, BatchNormOptions o) : num_features(features), options(o) {
+  LOCKSTEP_CHECK(features > 0, ValueError, "BatchNorm: needs features > 0, got ", features);
+  const TensorOptions made{.dtype = o.dtype};
+  if (o.affine) {
+    weight = ones({features}, made);
+    bias = zeros({features}, made);
+  }
+  if (o.track_running_stats) {
+    running_mean = zeros({features}, made);
+    running_var = ones({features}, made);
+    num_batches_tracked = zeros({}, {.dtype = DType::i64});
+  }
+}
+
+std::string BatchNorm::extra_repr() const {
+  return cat(num_features, ", eps=", options.eps,
+             ", momentum=", options.momentum ? cat(*options.momentum) : "None",
+             ", affine=", options.affine ? "True" : "False",
+             ", track_running_stats=", options.track_running_stats ? "True" : "False");
+}
+std::string BatchNorm::brief() const { return cat(num_features); }
+
+Tensor BatchNorm::normalize(const Tensor& x, std::initializer_list<int> dims) {
+  const char* type = module_type().name;
+  LOCKSTEP_CHECK(std::find(dims.begin(), dims.end(), x.dim()) != dims.end(), ShapeError, type,
+                 ": the input has ", x.dim(), " dimensions (shape ", x.shape(), "), expected ",
+                 *dims.begin(), dims.size() > 1 ? " or 3" : "");
+  double momentum = options.momentum.value_or(0);
+  if (is_training() && num_batches_tracked.defined()) {
+    num_batches_tracked.add_(1);
+    if (!options.momentum) momentum = 1 / num_batches_tracked.item<double>();
+  }
+  return batch_norm(x, running_mean, running_var, weight, bias, is_training(), momentum,
+                    options.eps);
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,43 @@
+#include <lockstep/nn/clone.h>
+
+#include <algorithm>
+
+#include <lockstep/nn/entries.h>
+#include <lockstep/tensor/node.h>
+
+namespace lockstep::nn {
+
+Tensor CloneMap::operator()(const Tensor& t) {
+  if (share_ || !t.defined()) return t;
+  for (auto& [from, to] : made_)
+    if (from.is_same(t)) return to;
+  const NoGradGuard guard;
+  Tensor copy = t.clone();
+  if (t.requires_grad()) copy.requires_grad_();
+  made_.emplace_back(t, copy);
+  return copy;
+}
+
+void detail::check_all_fields_named(Module& module, const char* op) {
+  Entries entries = entries_of(module);
+  const ModuleType type = module.module_type();
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(&module);
+  std::sort(entries.fields.begin(), entries.fields.end(),
+            [](auto& a, auto& b) { return a.at < b.at; });
+  entries.fields.push_back({"", begin + type.size, 0, type.alignment});
+  // A gap that padding cannot explain holds a member without a name, which may be more than a plain
+  // value.
+  uintptr_t covered = begin + sizeof(Module);
+  std::string before = "first member";
+  for (const Entries::Field& f : entries.fields) {
+    LOCKSTEP_CHECK(
+        f.at < covered + std::max<size_t>(f.alignment, sizeof(void*)), Error, op, ": ", type.name,
+        " has ", f.at - covered, " bytes ",
+        before == "first member" ? "before its first named member" : "after " + before,
+        " that LOCKSTEP_MODULE does not name; name every member there, plain values too");
+    covered = std::max(covered, f.at + f.size);
+    before = f.name;
+  }
+}
+
+}  // namespace lockstep::nn

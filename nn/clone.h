@@ -1,0 +1,94 @@
+// How a module is copied when its class cannot be: clone() (new tensors) and share() (the same
+// tensors).
+//
+// C++ can move any module, and a moved-from module still exists. So the module is moved into the
+// copy, which takes its plain values along, and then field by field the original gets its own back
+// and the copy a clone. Fields that hold more than a plain value must be named in LOCKSTEP_MODULE
+// for this, which is checked first.
+#pragma once
+
+#include <utility>
+
+#include <lockstep/nn/fields.h>
+
+namespace lockstep::nn {
+
+/// Which new tensor stands for which old one, so that tied parameters stay tied in the copy.
+class LOCKSTEP_API CloneMap {
+ public:
+  /// `share`: every tensor stands for itself.
+  explicit CloneMap(bool share) : share_(share) {}
+  Tensor operator()(const Tensor& t);
+
+ private:
+  bool share_;
+  std::vector<std::pair<Tensor, Tensor>> made_;
+};
+
+namespace detail {
+
+/// Throws unless the named fields cover the whole module; `op` is the caller's name.
+LOCKSTEP_API void check_all_fields_named(Module& module, const char* op);
+
+template <class T>
+T clone_field(T& field, CloneMap& map) {
+  if constexpr (std::is_base_of_v<Module, T>) {
+    return field.clone_with(map);
+  } else if constexpr (std::is_base_of_v<Tensor, T>) {
+    T copy = field;
+    static_cast<Tensor&>(copy) = map(field);
+    return copy;
+  } else if constexpr (holder<T> == Holder::optional) {
+    return field ? T(clone_field(*field, map)) : T();
+  } else if constexpr (holder<T> == Holder::pointer) {
+    return field ? T(static_cast<typename T::element_type*>(field->clone_any(map).release())) : T();
+  } else if constexpr (holder<T> == Holder::list) {
+    if constexpr (requires { field.reserve(0); }) {
+      T copy;
+      copy.reserve(field.size());
+      for (auto& element : field) copy.push_back(clone_field(element, map));
+      return copy;
+    } else {
+      return [&]<size_t... i>(std::index_sequence<i...>) {
+        return T{clone_field(field[i], map)...};
+      }
+      (std::make_index_sequence<std::tuple_size_v<T>>());
+    }
+  } else {
+    return field;
+  }
+}
+
+/// Gives `original` back what was moved from it, and the copy a clone of that.
+template <class F>
+void refill(F& original, F& copied, CloneMap& map) {
+  F clone = clone_field(copied, map);
+  original = std::move(copied);
+  copied = std::move(clone);
+}
+
+template <class T, class... Fields>
+inline constexpr bool can_clone = std::is_move_constructible_v<T> &&
+                                  (std::is_move_assignable_v<Fields> && ...);
+
+template <class T>
+T clone_module(T& module, CloneMap& map) {
+  check_all_fields_named(module, "clone");
+  T copy(std::move(module));
+  module.with_fields([&]<class... F>(F&... original) {
+    copy.with_fields([&](F&... copied) {
+      size_t done = 0;
+      try {
+        ((refill(original, copied, map), ++done), ...);
+      } catch (...) {
+        size_t i = 0;
+        ((i++ < done ? void() : void(original = std::move(copied))), ...);
+        throw;
+      }
+    });
+  });
+  return copy;
+}
+
+}  // namespace detail
+}  // namespace lockstep::nn

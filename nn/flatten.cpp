@@ -1,0 +1,9 @@
+#include <lockstep/nn/flatten.h>
+
+namespace lockstep::nn {
+
+std::string Flatten::extra_repr() const {
+  return cat("start_dim=", start_dim, ", end_dim=", end_dim);
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,239 @@
+// Module: a layer or model made of plain members. LOCKSTEP_MODULE names the members once;
+// parameters, names, moving to a device, the state dict, cloning, printing and summaries all derive
+// from that.
+//
+//   struct Net : nn::Module {
+//     nn::Linear fc1{784, 128}, fc2{128, 10};
+//     Tensor forward(Tensor x) { return fc2(relu(fc1(x))); }
+//     LOCKSTEP_MODULE(Net, fc1, fc2)
+//   };
+//
+// A module is movable and not copyable, since a copied layer would silently share or double its
+// weights: clone() copies the weights, share() says that they are the same.
+#pragma once
+
+#include <lockstep/nn/clone.h>
+#include <lockstep/nn/fields.h>
+
+namespace lockstep::nn {
+
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+
+/// What the macro knows of a module's class.
+struct ModuleType {
+  const char* name;
+  size_t size, alignment;
+};
+
+struct LoadOptions {
+  bool strict = true;  // every name must be on both sides
+};
+/// The names that a load_state_dict without `strict` passed over.
+struct LoadResult {
+  std::vector<std::string> missing, unexpected;
+};
+
+class LOCKSTEP_API Module {
+ public:
+  Module();
+  Module(Module&& other) noexcept;
+  Module& operator=(Module&& other) noexcept;
+  virtual ~Module();
+
+  // ---- tensors; a parameter that is tied to another counts once; order and names are PyTorch's
+  // ----
+  std::vector<Tensor> parameters() const;
+  NamedTensors named_parameters() const;
+  std::vector<Tensor> buffers() const;
+  NamedTensors named_buffers() const;
+  /// This module (named "") and all below it.
+  std::vector<std::pair<std::string, Module*>> named_modules();
+  /// The modules that are fields of this one.
+  std::vector<std::pair<std::string, Module*>> named_children();
+
+  // ---- modes and gradients ----
+  /// Training mode: dropout drops, batch norm uses and updates batch statistics. On by default.
+  void train(bool on = true);
+  void eval() { train(false); }
+  bool is_training() const { return training_; }
+  void zero_grad(bool set_to_none = true);
+  void requires_grad_(bool on = true);
+
+  // ---- state ----
+  /// Parameters and persistent buffers by name, as tensors that share their data; tied ones under
+  /// each name.
+  NamedTensors state_dict() const;
+  /// Copies the values in, converting dtype and device. Names that do not fit (unless not strict)
+  /// and shapes that do not fit are a ValueError that lists them all, and then nothing has been
+  /// changed.
+  LoadResult load_state_dict(const NamedTensors& state, LoadOptions options = {});
+  /// The state dict as a safetensors file; see <lockstep/tensor/safetensors.h>.
+  void save(const std::string& path) const;
+  LoadResult load(const std::string& path, LoadOptions options = {});
+
+  // ---- text ----
+  /// As PyTorch prints modules.
+  std::string to_string() const;
+  /// What stands between the parentheses: "in_features=784, out_features=128, bias=True".
+  virtual std::string extra_repr() const;
+  /// What errors and summaries add to the type: "784->128". extra_repr() unless overridden.
+  virtual std::string brief() const;
+
+  /// Calls forward of a module that maps one tensor to one; another kind throws Error.
+  Tensor operator()(Tensor x) { return forward_any(std::move(x)); }
+
+  // ---- made by LOCKSTEP_MODULE ----
+  virtual void visit(FieldVisitor& v) = 0;
+  virtual ModuleType module_type() const = 0;
+  virtual Tensor forward_any(Tensor x) = 0;
+  virtual std::unique_ptr<Module> clone_any(CloneMap& map) = 0;
+
+  // ---- what the macro's functions call ----
+  /// Changes the storage inside every parameter, gradient and buffer.
+  void convert_to(Device device);
+  /// The same for those of floating dtype.
+  void convert_to(DType dtype);
+  /// Adds this module to the place that an error on its way out names.
+  void add_place(Error& error) const;
+
+ private:
+  bool training_ = true;
+};
+
+inline void append(std::string& text, const Module& m) { text += m.to_string(); }
+template <class Stream>
+auto operator<<(Stream& out, const Module& m) -> decltype(out << std::string()) {
+  return out << m.to_string();
+}
+
+/// Sees the calls of modules on its thread while it lives (the innermost if nested): what summary()
+/// uses.
+class LOCKSTEP_API CallObserver {
+ public:
+  CallObserver();
+  virtual ~CallObserver();
+  CallObserver(const CallObserver&) = delete;
+  virtual void enter(Module& module) = 0;
+  /// `result` is null when forward did not return a Tensor, or threw.
+  virtual void leave(Module& module, const Tensor* result) = 0;
+
+ private:
+  CallObserver* outer_;
+};
+
+namespace detail {
+
+LOCKSTEP_API extern std::atomic<int> call_observers;  // on all threads together
+
+/// Tells this thread's observer of one call.
+class LOCKSTEP_API CallScope {
+ public:
+  explicit CallScope(Module& module);
+  ~CallScope();
+  CallScope(const CallScope&) = delete;
+  void set_result(const Tensor& y) { result_ = y; }
+
+ private:
+  Module& module_;
+  Tensor result_;
+};
+
+/// forward, with the observer told, and the module's place added to an Error that passes. Costs one
+/// load.
+template <class M, class... Args>
+decltype(auto) call(M& module, Args&&... args) {
+  try {
+    if (call_observers.load(std::memory_order_relaxed) == 0) [[likely]] {
+      return module.forward(std::forward<Args>(args)...);
+    }
+    CallScope scope(module);
+    if constexpr (std::is_same_v<decltype(module.forward(std::forward<Args>(args)...)), Tensor>) {
+      Tensor y = module.forward(std::forward<Args>(args)...);
+      scope.set_result(y);
+      return y;
+    } else {
+      return module.forward(std::forward<Args>(args)...);
+    }
+  } catch (Error& error) {
+    module.add_place(error);
+    throw;
+  }
+}
+
+[[noreturn]] LOCKSTEP_API void fail_not_unary(const Module& module);
+[[noreturn]] LOCKSTEP_API void fail_not_clonable(const Module& module);
+
+template <class M>
+Tensor call_unary(M& module, Tensor x) {
+  if constexpr (requires { Tensor(module.forward(std::move(x))); })
+    return call(module, std::move(x));
+  else
+    fail_not_unary(module);
+}
+
+template <class M>
+std::unique_ptr<Module> clone_unique(M& module, CloneMap& map) {
+  auto can = []<class... Fields>(Fields&...) {
+    return std::bool_constant<can_clone<M, Fields...>>();
+  };
+  if constexpr (decltype(module.with_fields(can))::value)
+    return std::unique_ptr<Module>(new M(clone_module(module, map)));
+  else
+    fail_not_clonable(module);
+}
+
+}  // namespace detail
+}  // namespace lockstep::nn
+
+/// LOCKSTEP_MODULE(Type, fields...), the last line of a module. Name every member that holds
+/// modules, parameters or buffers (and, for clone(), whatever else is not a plain number); one left
+/// out is an Error. It makes the call operator, to(Device), to(DType), clone() and share():
+///   y = net(x);   net.to(device);   Net{}.to(device, DType::f64);   Net other = net.clone();
+/// clone() and share() must not run while another thread uses the module.
+#define LOCKSTEP_MODULE(Type, ...)                                                            \
+ public:                                                                                      \
+  template <class Self = Type, class... Args>                                                 \
+  auto operator()(Args&&... args)                                                             \
+      ->decltype(std::declval<Self&>().forward(std::forward<Args>(args)...)) {                \
+    return ::lockstep::nn::detail::call(*this, std::forward<Args>(args)...);                  \
+  }                                                                                           \
+  template <class... Targets>                                                                 \
+  Type& to(Targets... targets)& {                                                             \
+    (this->convert_to(targets), ...);                                                         \
+    return *this;                                                                             \
+  }                                                                                           \
+  template <class... Targets>                                                                 \
+  Type to(Targets... targets)&& {                                                             \
+    (this->convert_to(targets), ...);                                                         \
+    return std::move(*this);                                                                  \
+  }                                                                                           \
+  template <class M = Type>                                                                   \
+  M clone_with(::lockstep::nn::CloneMap& map) {                                               \
+    return ::lockstep::nn::detail::clone_module(*this, map);                                  \
+  }                                                                                           \
+  template <class M = Type>                                                                   \
+  M clone() {                                                                                 \
+    ::lockstep::nn::CloneMap map(false);                                                      \
+    return clone_with(map);                                                                   \
+  }                                                                                           \
+  template <class M = Type>                                                                   \
+  M share() {                                                                                 \
+    ::lockstep::nn::CloneMap map(true);                                                       \
+    return clone_with(map);                                                                   \
+  }                                                                                           \
+  template <class F>                                                                          \
+  decltype(auto) with_fields(F&& lockstep_f) {                                                         \
+    return lockstep_f(__VA_ARGS__);                                                                    \
+  }                                                                                           \
+  void visit(::lockstep::nn::FieldVisitor& lockstep_v) override {                                      \
+    ::lockstep::nn::detail::visit_fields(lockstep_v, #__VA_ARGS__ __VA_OPT__(, ) __VA_ARGS__);         \
+  }                                                                                           \
+  ::lockstep::nn::ModuleType module_type() const override {                                   \
+    return {#Type, sizeof(Type), alignof(Type)};                                              \
+  }                                                                                           \
+  ::lockstep::Tensor forward_any(::lockstep::Tensor x) override {                             \
+    return ::lockstep::nn::detail::call_unary(*this, std::move(x));                           \
+  }                                                                                           \
+  std::unique_ptr<::lockstep::nn::Module> clone_any(::lockstep::nn::CloneMap& map) override { \
+    return ::lockstep::nn::detail::clone_unique(*this, map);                                  \
+  }

@@ -1,0 +1,69 @@
+// Saving and loading a module by the names of its tensors.
+#include <unordered_map>
+#include <unordered_set>
+
+#include <lockstep/nn/entries.h>
+#include <lockstep/tensor/node.h>
+#include <lockstep/tensor/safetensors.h>
+
+namespace lockstep::nn {
+namespace {
+
+std::string list(const char* title, const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names)
+    text += (text.empty() ? cat("\n  ", title, ": ") : ", ") + name;
+  return text;
+}
+
+}  // namespace
+
+NamedTensors Module::state_dict() const {
+  NamedTensors state;
+  detail::for_each_module(*this, "",
+                          [&](const std::string& path, Module&, const detail::Entries& entries) {
+                            const std::string prefix = path.empty() ? "" : path + ".";
+                            for (auto& [name, p] : entries.parameters)
+                              if (p->defined()) state.emplace_back(prefix + name, p->detach());
+                            for (auto& [name, b] : entries.buffers)
+                              if (b->defined() && b->is_persistent())
+                                state.emplace_back(prefix + name, b->detach());
+                          });
+  return state;
+}
+
+LoadResult Module::load_state_dict(const NamedTensors& state, LoadOptions options) {
+  LoadResult result;
+  std::vector<std::string> misshapen;
+  std::vector<std::pair<Tensor, Tensor>> copies;  // to, from
+  std::unordered_map<std::string, Tensor> given(state.begin(), state.end());
+  std::unordered_set<std::string> known;
+  for (auto& [name, mine] : state_dict()) {
+    known.insert(name);
+    const auto it = given.find(name);
+    if (it == given.end())
+      result.missing.push_back(name);
+    else if (it->second.shape() != mine.shape())
+      misshapen.push_back(cat(name, " (given ", it->second.shape(), ", here ", mine.shape(), ")"));
+    else
+      copies.emplace_back(mine, it->second);
+  }
+  for (auto& [name, t] : state)
+    if (!known.contains(name)) result.unexpected.push_back(name);
+  const bool names_fit = result.missing.empty() && result.unexpected.empty();
+  LOCKSTEP_CHECK(misshapen.empty() && (names_fit || !options.strict), ValueError,
+                 "load_state_dict: the tensors given do not fit ", module_type().name,
+                 list("missing", result.missing), list("unexpected", result.unexpected),
+                 list("of another shape", misshapen),
+                 misshapen.empty() ? "\n  pass {.strict = false} to load those that fit" : "");
+  const NoGradGuard guard;
+  for (auto& [to, from] : copies) to.copy_(from.detach().to(to.device()));
+  return result;
+}
+
+void Module::save(const std::string& path) const { save_safetensors(path, state_dict()); }
+LoadResult Module::load(const std::string& path, LoadOptions options) {
+  return load_state_dict(load_safetensors(path).tensors, options);
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,16 @@
+// Walking the elements of a tensor as one flat array, in whatever order they lie in memory.
+// Internal to this folder.
+#pragma once
+
+#include <lockstep/tensor/tensor.h>
+
+namespace lockstep::optim {
+
+/// Whether the elements fill one block of memory without gaps or repeats, in any order of
+/// dimensions.
+bool is_dense(const Tensor& t);
+/// t itself if its elements lie in the order of `strides` (dense) and have this dtype, else a copy
+/// that does.
+Tensor in_layout(const Tensor& t, const Strides& strides, DType dtype);
+
+}  // namespace lockstep::optim

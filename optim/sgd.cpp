@@ -1,0 +1,44 @@
+#include <lockstep/optim/sgd.h>
+
+#include <lockstep/optim/kernels.h>
+
+namespace lockstep::optim {
+
+SGD::SGD(std::vector<ParamGroup<SGDOptions>> groups) : GroupedOptimizer(std::move(groups)) {
+  for (const SGDOptions& o : options_) {
+    detail::check_option(o.lr >= 0, "SGD", "lr must not be negative", o.lr);
+    detail::check_option(o.momentum >= 0, "SGD", "momentum must not be negative", o.momentum);
+    detail::check_option(o.weight_decay >= 0, "SGD", "weight_decay must not be negative",
+                         o.weight_decay);
+    detail::check_option(!o.nesterov || o.momentum > 0, "SGD", "nesterov needs momentum",
+                         o.momentum);
+    detail::check_option(!o.nesterov || o.dampening == 0, "SGD", "nesterov needs dampening 0",
+                         o.dampening);
+  }
+}
+SGD::SGD(std::vector<Tensor> params, SGDOptions options) : SGD({{std::move(params), options}}) {}
+
+Update SGD::update(int group, int64_t step) const {
+  const SGDOptions& o = options(group);
+  const kernels::Table& t = kernels::table();
+  const bool momentum = o.momentum != 0;
+  const kernels::Rows rows = !momentum ? t.sgd : o.nesterov ? t.sgd_nesterov : t.sgd_momentum;
+  // The buffer starts as zeros, so that an undampened first update makes it the gradient itself.
+  return {rows.f32,
+          rows.f64,
+          momentum,
+          {o.lr, o.weight_decay, o.momentum, step == 1 ? 1 : 1 - o.dampening}};
+}
+
+void SGD::visit_options(int group, const OptionVisitor& visit) {
+  SGDOptions& o = options_[static_cast<size_t>(group)];
+  visit("lr", o.lr);
+  visit("momentum", o.momentum);
+  visit("dampening", o.dampening);
+  visit("weight_decay", o.weight_decay);
+  double nesterov = o.nesterov;
+  visit("nesterov", nesterov);
+  o.nesterov = nesterov != 0;
+}
+
+}  // namespace lockstep::optim

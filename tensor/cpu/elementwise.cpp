@@ -1,0 +1,247 @@
+// From tensors to row kernels: the walk over operands of any strides, and the CPU's entry in each
+// op's table.
+#include <lockstep/tensor/cpu/elementwise.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include <lockstep/tensor/loops.h>
+#include <lockstep/tensor/ops/copy.h>
+#include <lockstep/tensor/ops/elementwise_table.h>
+#include <lockstep/tensor/parallel.h>
+
+namespace lockstep::cpu {
+namespace {
+
+constexpr int64_t kPiece = 32768;  // as LoopPlan cuts long rows
+constexpr int64_t kBuffer =
+    256;  // elements of a strided operand that are brought together at a time
+
+/// Whether all operands lie in one dense order, so that the walk is a single row.
+bool one_row(std::span<const Tensor* const> operands, bool logical_order) {
+  const Tensor& y = *operands[0];
+  for (const Tensor* t : operands.subspan(1))
+    if (t->shape() != y.shape() ||
+        (t->strides() != y.strides() && !(t->is_contiguous() && y.is_contiguous())))
+      return false;
+  return y.is_contiguous() || (!logical_order && y.is_channels_last());
+}
+
+struct Walk {
+  Row row;
+  const void* op;
+  int operands;
+  size_t bytes[LoopPlan::kMaxOperands];  // of an element
+};
+
+using Step = LoopPlan::Step;
+
+/// Brings `rows` rows of n strided elements together, or (`scatter`) spreads them out again.
+template <size_t kBytes, bool kScatter>
+void regroup_as(char* strided, Step step, char* dense, int64_t n, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r, strided += step.outer)
+    for (int64_t i = 0; i < n; ++i, dense += kBytes) {
+      if constexpr (kScatter)
+        std::memcpy(strided + i * step.inner, dense, kBytes);
+      else
+        std::memcpy(dense, strided + i * step.inner, kBytes);
+    }
+}
+template <bool kScatter>
+void regroup(char* strided, Step step, size_t bytes, char* dense, int64_t n, int64_t rows) {
+  if (bytes == 8)
+    regroup_as<8, kScatter>(strided, step, dense, n, rows);
+  else if (bytes == 4)
+    regroup_as<4, kScatter>(strided, step, dense, n, rows);
+  else
+    regroup_as<1, kScatter>(strided, step, dense, n, rows);
+}
+
+/// A block whose operands are not all dense: the others pass through small dense buffers, some rows
+/// at a time, so that the same kernel computes every layout, bit for bit. What all rows repeat is
+/// read once.
+void buffered_block(const Walk& walk, char* const* data, const Step* steps, int64_t n, int64_t rows,
+                    int64_t first) {
+  alignas(64) char buffers[LoopPlan::kMaxOperands][kBuffer * 8];
+  const int64_t group = std::max<int64_t>(1, std::min(rows, kBuffer / n)),
+                width = std::min(n, kBuffer);
+  bool dense[LoopPlan::kMaxOperands], fixed[LoopPlan::kMaxOperands];
+  for (int k = 0; k < walk.operands; ++k) {
+    const int64_t bytes = static_cast<int64_t>(walk.bytes[k]);
+    dense[k] = steps[k].inner == bytes && (group == 1 || steps[k].outer == n * bytes);
+    fixed[k] = !dense[k] && k > 0 && (steps[k].outer == 0 || rows == 1) &&
+               (steps[k].inner == 0 || n <= kBuffer);
+    if (fixed[k]) regroup<false>(data[k], steps[k], walk.bytes[k], buffers[k], width, group);
+  }
+  for (int64_t r = 0; r < rows; r += group)
+    for (int64_t i = 0; i < n; i += kBuffer) {
+      const int64_t m = std::min(width, n - i), height = std::min(group, rows - r);
+      char *at[LoopPlan::kMaxOperands], *strided[LoopPlan::kMaxOperands];
+      for (int k = 0; k < walk.operands; ++k) {
+        strided[k] = data[k] + r * steps[k].outer + i * steps[k].inner;
+        at[k] = dense[k] ? strided[k] : buffers[k];
+        if (k > 0 && !dense[k] && !fixed[k])
+          regroup<false>(strided[k], steps[k], walk.bytes[k], at[k], m, height);
+      }
+      walk.row(walk.op, at, m * height, first + r * n + i);
+      if (!dense[0]) regroup<true>(strided[0], steps[0], walk.bytes[0], at[0], m, height);
+    }
+}
+
+void planned_block(void* context, char* const* data, const Step* steps, int64_t n, int64_t rows,
+                   int64_t first) {
+  const Walk& walk = *static_cast<const Walk*>(context);
+  bool dense = n >= kBuffer / 2 || rows == 1;
+  for (int k = 0; k < walk.operands; ++k)
+    dense &= steps[k].inner == static_cast<int64_t>(walk.bytes[k]);
+  if (!dense) return buffered_block(walk, data, steps, n, rows, first);
+  char* at[LoopPlan::kMaxOperands];
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int k = 0; k < walk.operands; ++k) at[k] = data[k] + r * steps[k].outer;
+    walk.row(walk.op, at, n, first + r * n);
+  }
+}
+
+/// Whether an operand runs across the result's memory, as a transpose does: then a copy in the
+/// result's order, made in strips, is cheaper than reading a cache line per element.
+bool runs_across(const LoopPlan& plan, int k) {
+  for (int d = 1; d < plan.dims; ++d)
+    if (plan.strides[k][d] != 0 && plan.strides[k][d] < plan.strides[k][0] &&
+        plan.strides[k][0] >= 64)
+      return true;
+  return false;
+}
+
+void run_planned(Walk& walk, std::span<const Tensor* const> operands, bool logical_order) {
+  LoopPlan plan = LoopPlan::make(operands, logical_order);
+  std::array<const Tensor*, LoopPlan::kMaxOperands> replaced;
+  std::array<Tensor, LoopPlan::kMaxOperands> copies;
+  std::copy(operands.begin(), operands.end(), replaced.begin());
+  bool changed = false;
+  for (size_t k = 1; k < operands.size(); ++k) {
+    const Tensor &t = *operands[k], &y = *operands[0];
+    if (t.shape() != y.shape() || !runs_across(plan, static_cast<int>(k))) continue;
+    copies[k] =
+        empty_strided(y.shape(), y.is_channels_last() ? y.strides() : contiguous_strides(y.shape()),
+                      {.dtype = t.dtype(), .device = t.device()});
+    detail::copy_kernel(copies[k], t);
+    replaced[k] = &copies[k];
+    changed = true;
+  }
+  if (changed) plan = LoopPlan::make(std::span(replaced).first(operands.size()), logical_order);
+  plan.run_blocks(&walk, planned_block);
+}
+
+}  // namespace
+
+void run_rows(Row row, const void* op, std::span<const Tensor* const> operands,
+              bool logical_order) {
+  const size_t count = operands.size();
+  if (!one_row(operands, logical_order)) {
+    Walk walk{row, op, static_cast<int>(count), {}};
+    for (size_t k = 0; k < count; ++k) walk.bytes[k] = size_of(operands[k]->dtype());
+    return run_planned(walk, operands, logical_order);
+  }
+  const int64_t n = operands[0]->numel();
+  char* data[LoopPlan::kMaxOperands];
+  for (size_t k = 0; k < count; ++k) data[k] = static_cast<char*>(operands[k]->data_ptr());
+  if (n <= kPiece) return row(op, data, n, 0);
+  parallel_for(n, kPiece, [&](int64_t begin, int64_t end) {
+    char* at[LoopPlan::kMaxOperands];
+    for (size_t k = 0; k < count; ++k)
+      at[k] = data[k] + begin * static_cast<int64_t>(size_of(operands[k]->dtype()));
+    row(op, at, end - begin, begin);
+  });
+}
+
+namespace {
+
+template <class Op, class... Ops>
+constexpr bool is_among(List<Ops...>) {
+  return (std::is_same_v<Op, Ops> || ...);
+}
+/// The f32 and f64 kernels of Op, wherever they are.
+template <class Op>
+const FloatKernels<Op>& float_kernels() {
+  if constexpr (is_among<Op>(formulas::UnaryOps()))
+    return std::get<FloatKernels<Op>>(unary_kernels());
+  else
+    return std::get<FloatKernels<Op>>(binary_kernels());
+}
+
+template <class Op>
+void forward(const Op& op, std::span<const Tensor* const> operands) {
+  const DType t = operands.back()->dtype();
+  Row row = scalar_kernel<Op>(t);
+  if constexpr (!Op::predicate) {
+    static const FloatKernels<Op>& kernels = float_kernels<Op>();
+    if (t == DType::f32) row = kernels.forward[0];
+    if (t == DType::f64) row = kernels.forward[1];
+  }
+  LOCKSTEP_CHECK(row, DTypeError, Op::name, ": not defined for ", t,
+                 "; convert with to(DType::f32)");
+  run_rows(row, &op, operands);
+}
+
+template <class Op, int I>
+void derivative(const Op& op, std::span<const Tensor* const> operands) {
+  static const FloatKernels<Op>& kernels = float_kernels<Op>();
+  run_rows(kernels.derivative[operands[0]->dtype() == DType::f64][I], &op, operands);
+}
+
+void where(const formulas::Where& op, std::span<const Tensor* const> operands) {
+  run_rows(where_kernel(operands[0]->dtype()), &op, operands);
+}
+void dropout(const formulas::Dropout& op, std::span<const Tensor* const> operands) {
+  run_rows(dropout_kernel(operands[0]->dtype()), &op, operands, /*logical_order=*/true);
+}
+
+}  // namespace
+}  // namespace lockstep::cpu
+
+namespace lockstep {
+
+template <class Op>
+ElementwiseTable<Op>& elementwise_table() {
+  using K = typename ElementwiseTable<Op>::RowsKernel;
+  if constexpr (Op::predicate) {
+    static constinit ElementwiseTable<Op> table{K(Op::name, cpu::forward<Op>), {}};
+    return table;
+  } else if constexpr (Op::inputs == 1) {
+    static constinit ElementwiseTable<Op> table{K(Op::name, cpu::forward<Op>),
+                                                {K(Op::name, cpu::derivative<Op, 0>)}};
+    return table;
+  } else {
+    static constinit ElementwiseTable<Op> table{
+        K(Op::name, cpu::forward<Op>),
+        {K(Op::name, cpu::derivative<Op, 0>), K(Op::name, cpu::derivative<Op, 1>)}};
+    return table;
+  }
+}
+template <>
+ElementwiseTable<formulas::Where>& elementwise_table() {
+  static constinit ElementwiseTable<formulas::Where> table{
+      Kernel<void(const formulas::Where&, std::span<const Tensor* const>)>("where", cpu::where),
+      {}};
+  return table;
+}
+template <>
+ElementwiseTable<formulas::Dropout>& elementwise_table() {
+  static constinit ElementwiseTable<formulas::Dropout> table{
+      Kernel<void(const formulas::Dropout&, std::span<const Tensor* const>)>("dropout",
+                                                                             cpu::dropout),
+      {}};
+  return table;
+}
+
+namespace {
+template <class... Ops>
+constexpr auto instantiate(List<Ops...>) {
+  return std::tuple{&elementwise_table<Ops>...};
+}
+[[gnu::used]] const auto instances =
+    instantiate(formulas::DifferentiableOps() + formulas::Predicates());
+}  // namespace
+
+}  // namespace lockstep

@@ -1,0 +1,123 @@
+// What loops over one row share: the partial pack at its end, and sums of packs that stay accurate
+// however long the row is.
+#if defined(LOCKSTEP_TENSOR_CPU_ROW_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LOCKSTEP_TENSOR_CPU_ROW_INL_H_
+#undef LOCKSTEP_TENSOR_CPU_ROW_INL_H_
+#else
+#define LOCKSTEP_TENSOR_CPU_ROW_INL_H_
+#endif
+
+#include <cstdint>
+
+#include <lockstep/tensor/cpu/pack-inl.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace lockstep::HWY_NAMESPACE {
+
+template <class T>
+HWY_INLINE int64_t lanes_of() {
+  return static_cast<int64_t>(hn::Lanes(hn::ScalableTag<T>()));
+}
+
+/// The first k elements at p; `rest` in the other lanes.
+template <class T>
+HWY_INLINE Pack<T> load_first(const T* p, int64_t k, Pack<T> rest) {
+  const auto mask = hn::FirstN(hn::ScalableTag<T>(), static_cast<size_t>(k));
+  return hn::IfThenElse(mask, load_some(p, static_cast<size_t>(k)).r, rest.r);
+}
+template <class T>
+HWY_INLINE void store_first(Pack<T> v, T* p, int64_t k) {
+  store_some(v, p, static_cast<size_t>(k));
+}
+/// How a pack of a row is reached: all of its lanes, or the first k (the others read as 0).
+template <class T>
+struct WholePack {
+  HWY_INLINE Pack<T> get(const T* p) const { return load(p); }
+  HWY_INLINE void put(Pack<T> v, T* p) const { store<T>(v, p); }
+};
+template <class T>
+struct PartOfPack {
+  int64_t k;
+  HWY_INLINE Pack<T> get(const T* p) const { return load_some(p, static_cast<size_t>(k)); }
+  HWY_INLINE void put(Pack<T> v, T* p) const { store_some(v, p, static_cast<size_t>(k)); }
+};
+
+/// v in the first k lanes, 0 in the others.
+template <class T>
+HWY_INLINE Pack<T> first(Pack<T> v, int64_t k) {
+  return hn::IfThenElseZero(hn::FirstN(hn::ScalableTag<T>(), static_cast<size_t>(k)), v.r);
+}
+
+template <class T>
+HWY_INLINE T sum_of(Pack<T> v) {
+  const hn::ScalableTag<T> d;
+  return hn::GetLane(hn::SumOfLanes(d, v.r));
+}
+
+/// The largest lane, or NaN if there is one.
+template <class T>
+HWY_INLINE T max_of(Pack<T> v) {
+  const hn::ScalableTag<T> d;
+  if (!hn::AllFalse(d, hn::IsNaN(v.r))) return std::numeric_limits<T>::quiet_NaN();
+  return hn::GetLane(hn::MaxOfLanes(d, v.r));
+}
+
+/// Adds packs in four chains. A chain is at most 16 long in T, and 16 of these sums meet in T
+/// before they are added in double, so that the rounding error does not grow with the row.
+template <class T>
+struct Adder {
+  static constexpr int64_t kChain = 16;
+  Pack<T> run[4];
+  Pack<T> runs;
+  double total;
+  HWY_INLINE Adder()
+      : run{Pack<T>(0), Pack<T>(0), Pack<T>(0), Pack<T>(0)}, runs(Pack<T>(0)), total(0) {}
+  HWY_INLINE void end_chains() {
+    runs = runs + ((run[0] + run[1]) + (run[2] + run[3]));
+    run[0] = run[1] = run[2] = run[3] = Pack<T>(0);
+  }
+  HWY_INLINE void end_runs() {
+    total += static_cast<double>(sum_of(runs));
+    runs = Pack<T>(0);
+  }
+};
+
+/// The sum of a term over a row of n elements: term.whole(i) is the pack that begins at i,
+/// term.part(i, k) one of which only the first k lanes count.
+template <class T, class Term>
+HWY_INLINE double sum_terms(int64_t n, const Term& term) {
+  const int64_t lanes = lanes_of<T>(), step = 4 * lanes;
+  Adder<T> sum;
+  int64_t i = 0;
+  for (int chains = 0; i + step <= n;) {
+    const int64_t pieces = (n - i) / step;
+    const int64_t end = i + (pieces < sum.kChain ? pieces : sum.kChain) * step;
+    for (; i < end; i += step) {
+      sum.run[0] = sum.run[0] + term.whole(i);
+      sum.run[1] = sum.run[1] + term.whole(i + lanes);
+      sum.run[2] = sum.run[2] + term.whole(i + 2 * lanes);
+      sum.run[3] = sum.run[3] + term.whole(i + 3 * lanes);
+    }
+    sum.end_chains();
+    if (++chains % sum.kChain == 0) sum.end_runs();
+  }
+  for (; i + lanes <= n; i += lanes) sum.run[0] = sum.run[0] + term.whole(i);
+  if (i < n) sum.run[1] = sum.run[1] + first(term.part(i, n - i), n - i);
+  sum.end_chains();
+  sum.end_runs();
+  return sum.total;
+}
+
+/// y[i] = f at i, for a row.
+template <class T, class F>
+HWY_INLINE void fill_row(int64_t n, T* y, const F& f) {
+  const int64_t lanes = lanes_of<T>();
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) store<T>(f.whole(i), y + i);
+  if (i < n) store_first<T>(f.part(i, n - i), y + i, n - i);
+}
+
+}  // namespace lockstep::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

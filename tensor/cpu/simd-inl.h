@@ -1,0 +1,103 @@
+// The SIMD loops: one over whole packs and one partial pack at the end, for every formula and
+// derivative, and the tables of them for one instruction set.
+#if defined(LOCKSTEP_TENSOR_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LOCKSTEP_TENSOR_CPU_SIMD_INL_H_
+#undef LOCKSTEP_TENSOR_CPU_SIMD_INL_H_
+#else
+#define LOCKSTEP_TENSOR_CPU_SIMD_INL_H_
+#endif
+
+#include <bit>
+
+#include <lockstep/tensor/cpu/elementwise.h>
+#include <lockstep/tensor/cpu/pack-inl.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace lockstep::HWY_NAMESPACE {
+
+#define LOCKSTEP_FORMULA HWY_INLINE
+#include <lockstep/tensor/formulas-inl.h>
+#undef LOCKSTEP_FORMULA
+
+/// The op of this target from the caller's: they are the same text, so they have the same layout.
+template <class Op, class HostOp>
+HWY_INLINE Op op_from(const void* host) {
+  return std::bit_cast<Op>(*static_cast<const HostOp*>(host));
+}
+
+template <class Op, class HostOp, class T>
+void forward_row(const void* host, char* const* data, int64_t count, int64_t) {
+  const Op op = op_from<Op, HostOp>(host);
+  const size_t n = static_cast<size_t>(count), lanes = hn::Lanes(hn::ScalableTag<T>());
+  T* y = reinterpret_cast<T*>(data[0]);
+  const T* a = reinterpret_cast<const T*>(data[1]);
+  size_t i = 0;
+  if constexpr (Op::inputs == 1) {
+    for (; i + lanes <= n; i += lanes) store<T>(op.f(load(a + i)), y + i);
+    if (i < n) store_some<T>(op.f(load_some(a + i, n - i)), y + i, n - i);
+  } else {
+    const T* b = reinterpret_cast<const T*>(data[2]);
+    for (; i + lanes <= n; i += lanes) store<T>(op.f(load(a + i), load(b + i)), y + i);
+    if (i < n) store_some<T>(op.f(load_some(a + i, n - i), load_some(b + i, n - i)), y + i, n - i);
+  }
+}
+
+template <int I, class Op, class V>
+HWY_INLINE V derivative_by(const Op& op, V a, V b, V y, V dy) {
+  if constexpr (Op::inputs == 1)
+    return op.df(a, y, dy);
+  else if constexpr (I == 0)
+    return op.da(a, b, y, dy);
+  else
+    return op.db(a, b, y, dy);
+}
+
+/// What a derivative does not read is given as dy, and optimised away.
+template <int I, class Op, class HostOp, class T>
+void derivative_row(const void* host, char* const* data, int64_t count, int64_t) {
+  using formulas::Probe;
+  constexpr unsigned reads = formulas::reads<HostOp, I>;
+  constexpr int ia = reads & Probe::kA ? 2 : 1,
+                ib = reads & Probe::kB ? 2 + !!(reads & Probe::kA) : 1,
+                iy = reads & Probe::kY ? 2 + !!(reads & Probe::kA) + !!(reads & Probe::kB) : 1;
+  const Op op = op_from<Op, HostOp>(host);
+  const size_t n = static_cast<size_t>(count), lanes = hn::Lanes(hn::ScalableTag<T>());
+  T* dx = reinterpret_cast<T*>(data[0]);
+  const T* dy = reinterpret_cast<const T*>(data[1]);
+  const T* a = reinterpret_cast<const T*>(data[ia]);
+  const T* b = reinterpret_cast<const T*>(data[ib]);
+  const T* y = reinterpret_cast<const T*>(data[iy]);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    store<T>(derivative_by<I>(op, load(a + i), load(b + i), load(y + i), load(dy + i)), dx + i);
+  }
+  if (const size_t k = n - i) {
+    store_some<T>(derivative_by<I>(op, load_some(a + i, k), load_some(b + i, k),
+                                   load_some(y + i, k), load_some(dy + i, k)),
+                  dx + i, k);
+  }
+}
+
+template <class Op, class HostOp>
+constexpr cpu::FloatKernels<HostOp> kernels_of() {
+  cpu::FloatKernels<HostOp> k{
+      {forward_row<Op, HostOp, float>, forward_row<Op, HostOp, double>},
+      {{derivative_row<0, Op, HostOp, float>}, {derivative_row<0, Op, HostOp, double>}}};
+  if constexpr (Op::inputs == 2) {
+    k.derivative[0][1] = derivative_row<1, Op, HostOp, float>;
+    k.derivative[1][1] = derivative_row<1, Op, HostOp, double>;
+  }
+  return k;
+}
+
+/// The kernels of a list of ops, given as this target's types and as the caller's.
+template <class... Ops, class... HostOps>
+const std::tuple<cpu::FloatKernels<HostOps>...>* table(List<Ops...>, List<HostOps...>) {
+  static constexpr std::tuple<cpu::FloatKernels<HostOps>...> t{kernels_of<Ops, HostOps>()...};
+  return &t;
+}
+
+}  // namespace lockstep::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,32 @@
+#include <lockstep/tensor/cpu/simd_targets.h>
+
+#include <hwy/targets.h>
+
+#include <cstdlib>
+#include <string_view>
+
+#include <lockstep/tensor/error.h>
+
+namespace lockstep::cpu {
+
+void respect_isa_limit() {
+  static const bool done = [] {
+    const char* limit = std::getenv("LOCKSTEP_MAX_ISA");
+    if (!limit || !*limit) return true;
+    const std::string_view name = limit;
+    int64_t disabled = 0;  // better instruction sets have lower bits
+    if (name == "avx2")
+      disabled = HWY_AVX2 - 1;
+    else if (name == "sse4")
+      disabled = HWY_SSE4 - 1;
+    else if (name == "scalar")
+      disabled = HWY_SCALAR - 1;
+    else
+      fail<ValueError>("LOCKSTEP_MAX_ISA: must be avx2, sse4 or scalar, got ", name);
+    hwy::DisableTargets(disabled);
+    return true;
+  }();
+  (void)done;
+}
+
+}  // namespace lockstep::cpu

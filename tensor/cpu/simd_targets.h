@@ -1,0 +1,13 @@
+// Which instruction sets the SIMD loops are compiled for: on x86-64 SSE4 (any processor since
+// 2008), AVX2 and AVX-512, with one-lane code as what an older one runs; on arm64 all that Highway
+// offers. The environment variable LOCKSTEP_MAX_ISA (avx2, sse4 or scalar) holds x86-64 to less
+// than the processor has, so that one machine can test what others run.
+#pragma once
+
+#undef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
+
+namespace lockstep::cpu {
+/// Applies LOCKSTEP_MAX_ISA, once; to be called before kernels are picked. Throws ValueError.
+void respect_isa_limit();
+}  // namespace lockstep::cpu

@@ -1,0 +1,43 @@
+// What the text of the element-wise formulas (formulas-inl.h) needs, and all it may include: lists
+// of ops, the dtypes an op takes, and Number, an op's scalar parameter. Standard library only, so
+// that a CUDA kernel can include the same text.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+namespace lockstep {
+
+/// A list of op types.
+template <class... Ops>
+struct List {};
+template <class... A, class... B>
+List<A..., B...> operator+(List<A...>, List<B...>) {
+  return {};
+}
+
+/// The dtypes that a formula computes in. Integers given to a `floats` op are converted to f32
+/// first.
+enum class Domain : uint8_t {
+  any,      // every dtype
+  numbers,  // all but bool
+  floats,
+};
+
+/// A scalar operand or parameter. Whole numbers keep all 64 bits, and remember that they are whole:
+/// a fractional one turns an integer tensor into f32, a whole one does not.
+struct Number {
+  double value = 0;
+  int64_t whole = 0;
+  bool is_whole = true;
+
+  constexpr Number() = default;
+  template <class T>
+  requires std::is_arithmetic_v<T>
+  constexpr Number(T v)  // NOLINT: implicit, so that x + 2 and pow(x, 0.5) read as they should
+      : value(static_cast<double>(v)), is_whole(std::is_integral_v<T>) {
+    if constexpr (std::is_integral_v<T>) whole = static_cast<int64_t>(v);
+  }
+};
+
+}  // namespace lockstep

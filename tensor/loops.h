@@ -1,0 +1,50 @@
+// The loop library: broadcasting, strides and memory order solved once. A kernel sees only rows: a
+// count and, for each operand, a pointer and a stride in elements.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include <lockstep/tensor/tensor.h>
+
+namespace lockstep {
+
+/// An element-wise walk over up to kMaxOperands tensors of one (broadcast) shape. Operand 0 is the
+/// result. Dimensions are reordered to the result's memory order, and merged where strides allow.
+struct LoopPlan {
+  static constexpr int kMaxOperands = 5;
+  int operands = 0;
+  int dims = 0;                                    // after merging; at least 1
+  int64_t sizes[Shape::kMaxDims];                  // innermost first
+  int64_t strides[kMaxOperands][Shape::kMaxDims];  // in bytes, innermost first
+  char* data[kMaxOperands];
+
+  /// `keep_order` walks in logical row-major order of the result (for random ops).
+  LOCKSTEP_API static LoopPlan make(std::span<const Tensor* const> operands,
+                                    bool keep_order = false);
+  int64_t numel() const;
+
+  /// Calls row(context, pointers, byte strides, count, first) for pieces of rows that cover the
+  /// plan, in parallel for large ones. Pieces depend on the plan alone; `first` is the index in
+  /// walking order of the piece's first element.
+  using Row = void (*)(void* context, char* const* data, const int64_t* strides, int64_t count,
+                       int64_t first);
+  LOCKSTEP_API void run(void* context, Row row) const;
+
+  /// The same in two dimensions: `rows` rows of `count` elements, for kernels that want more than a
+  /// short row at a time. strides[k] are operand k's, within a row and from row to row; `count` is
+  /// short of a whole row only where rows is 1.
+  struct Step {
+    int64_t inner, outer;
+  };
+  using Block = void (*)(void* context, char* const* data, const Step* strides, int64_t count,
+                         int64_t rows, int64_t first);
+  LOCKSTEP_API void run_blocks(void* context, Block block) const;
+};
+
+/// The memory order an element-wise result takes: channels-last if an input of full shape is, else
+/// row-major.
+LOCKSTEP_API Strides result_strides(const Shape& shape, std::span<const Tensor* const> inputs);
+
+}  // namespace lockstep

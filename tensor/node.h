@@ -1,0 +1,107 @@
+// Node: one op in the graph behind a tensor. One node made exactly one tensor, so the graph is nothing but
+// nodes that point at the nodes of their inputs. A Leaf is the node of a tensor that collects a gradient.
+// The walk over the graph lives in autograd/engine.cpp.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <lockstep/tensor/tensor.h>
+
+namespace lockstep {
+
+/// Where a node's backward puts the gradients of its inputs; made by the engine.
+class LOCKSTEP_API InputGradients {
+ public:
+  virtual ~InputGradients() = default;
+  /// Whether the gradient of input i is wanted at all: compute nothing else.
+  virtual bool needed(int i) const = 0;
+  /// Where the gradient of input i may be written directly (contiguous, uninitialised), or undefined. A
+  /// product that fills it and passes it to set() saves a copy: this is how gradients land in DDP's buckets.
+  virtual Tensor destination(int i) const = 0;
+  /// The gradient of input i, in the input's shape. Call at most once per i.
+  virtual void set(int i, Tensor gradient) = 0;
+};
+
+class LOCKSTEP_API Node : public RefCounted {
+ public:
+  using Hook = std::function<Tensor(const Tensor&)>;
+
+  Node();
+  /// The op's name, as in "relu".
+  virtual const char* name() const = 0;
+  /// From dy, the gradient of this node's tensor, to the gradients of its inputs. With grad mode on
+  /// (create_graph) it records itself like any forward.
+  virtual void backward(const Tensor& dy, InputGradients& dx) = 0;
+  /// This node as a Leaf, or null.
+  virtual Leaf* as_leaf() noexcept { return nullptr; }
+  /// Drops saved tensors once backward ran and nobody retains the graph.
+  virtual void release_saved() {}
+
+  std::vector<Ref<Node>> inputs;  // by input of the op; null where no gradient is wanted
+  Shape shape;                    // of the tensor this node made
+  DType dtype = DType::f32;
+  Device device;
+  uint64_t sequence;              // grows with creation on a thread: later nodes run first in backward
+  std::unique_ptr<std::vector<std::pair<uint64_t, Hook>>> hooks;
+
+ protected:
+  void dispose() noexcept override;  // unlinks a chain of any length without recursion
+};
+
+/// Told by the engine what a backward is about to do to the leaves it watches. DDP is one.
+class LOCKSTEP_API BackwardWatcher {
+ public:
+  virtual ~BackwardWatcher() = default;
+  /// Before the first node runs: this backward will accumulate into these of the watched leaves.
+  virtual void backward_starts(std::span<Leaf* const> reached) = 0;
+  /// A watched leaf has accumulated its gradient, and the leaf's own hooks have run.
+  virtual void leaf_ready(Leaf& leaf) = 0;
+  /// After the last node ran, or when one threw (`failed`); may itself throw when `failed` is false.
+  virtual void backward_ends(bool failed) = 0;
+};
+
+/// The node of a tensor that requires grad and was not made by an op. It holds the gradient.
+struct LOCKSTEP_API Leaf final : Node {
+  using PostHook = std::function<void(const Tensor&)>;
+
+  explicit Leaf(TensorBody* owner);
+  const char* name() const override { return "leaf"; }
+  void backward(const Tensor&, InputGradients&) override {}
+  Leaf* as_leaf() noexcept override { return this; }
+
+  /// Adds a complete contribution to the gradient, then runs the post hooks. `may_take` says that nobody
+  /// else holds the tensor, so it can become the gradient as it is.
+  void accumulate(Tensor gradient, bool may_take);
+
+  TensorBody* owner;             // the tensor; null once it is gone
+  Tensor gradient;
+  Tensor slot;                   // where the first contribution is to be written (DDP's bucket); or undefined
+  BackwardWatcher* watcher = nullptr;
+  int watcher_index = 0;         // the watcher's own number for this leaf
+  std::vector<std::pair<uint64_t, PostHook>> post_hooks;
+};
+
+/// Whether ops record the graph on this thread; NoGradGuard turns it off for a scope.
+LOCKSTEP_API bool is_grad_enabled() noexcept;
+LOCKSTEP_API void set_grad_enabled(bool on) noexcept;
+
+class AutoGradMode {
+ public:
+  explicit AutoGradMode(bool on) : before_(is_grad_enabled()) { set_grad_enabled(on); }
+  ~AutoGradMode() { set_grad_enabled(before_); }
+  AutoGradMode(const AutoGradMode&) = delete;
+
+ private:
+  bool before_;
+};
+struct NoGradGuard : AutoGradMode {
+  NoGradGuard() : AutoGradMode(false) {}
+};
+struct EnableGradGuard : AutoGradMode {
+  EnableGradGuard() : AutoGradMode(true) {}
+};
+
+}  // namespace lockstep

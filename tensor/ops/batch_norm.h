@@ -1,0 +1,42 @@
+// batch_norm: each channel normalised over the batch (Ioffe and Szegedy, 2015). The four kernels
+// keep the statistics apart from their use, so that SyncBatchNorm can reduce them across ranks in
+// between.
+#pragma once
+
+#include <lockstep/tensor/tensor.h>
+
+namespace lockstep {
+
+/// y = (x - mean) / sqrt(variance + eps) * weight + bias per channel; x is [N, C] or [N, C, ...],
+/// the others [C]. weight and bias may be undefined. In training mean and (biased) variance are the
+/// batch's, and the running ones move towards them in place (the variance as unbiased estimate):
+///   running = (1 - momentum) running + momentum batch
+/// Otherwise the running ones are used; where they are undefined, always the batch's. The result
+/// keeps x's memory order. ShapeError: sizes that do not fit, or a training batch with one value
+/// per channel.
+LOCKSTEP_API Tensor batch_norm(const Tensor& x, Tensor running_mean, Tensor running_var,
+                               const Tensor& weight = {}, const Tensor& bias = {},
+                               bool training = false, double momentum = 0.1, double eps = 1e-5);
+
+namespace kernels {
+// x, y, dx and dy have one shape [N, C, ...] and one memory order: row-major or channels-last.
+// Statistics and sums are f64, row-major; weight and bias [C], or undefined.
+
+/// statistics [2, C]: mean and biased variance of each channel.
+LOCKSTEP_API extern Kernel<void(const Tensor& statistics, const Tensor& x)> batch_norm_statistics;
+LOCKSTEP_API extern Kernel<void(const Tensor& y, const Tensor& x, const Tensor& statistics,
+                                const Tensor& weight, const Tensor& bias, double eps)>
+    batch_norm;
+/// sums [2, C]: of dy, and of dy (x - mean).
+LOCKSTEP_API extern Kernel<void(const Tensor& sums, const Tensor& dy, const Tensor& x,
+                                const Tensor& statistics)>
+    batch_norm_sums;
+/// dx, where the statistics came from `count` values per channel whose sums are given (over all
+/// ranks, if they share statistics). count infinite: the statistics were constants.
+LOCKSTEP_API extern Kernel<void(const Tensor& dx, const Tensor& dy, const Tensor& x,
+                                const Tensor& statistics, const Tensor& sums, const Tensor& weight,
+                                double count, double eps)>
+    batch_norm_backward;
+}  // namespace kernels
+
+}  // namespace lockstep

@@ -1,0 +1,15 @@
+// The kernels behind copy_, clone, contiguous, to and fill_: raw, without graph or version
+// counting.
+#pragma once
+
+#include <lockstep/tensor/tensor.h>
+
+namespace lockstep::detail {
+
+/// dst = src, element by element: src broadcasts to dst's shape and converts to its dtype as C++
+/// does (to bool: whether it differs from 0). Any strides; the two must not overlap.
+LOCKSTEP_API void copy_kernel(const Tensor& dst, const Tensor& src);
+/// Every element of t = value, converted to t's dtype.
+LOCKSTEP_API void fill_kernel(const Tensor& t, double value);
+
+}  // namespace lockstep::detail

@@ -1,0 +1,339 @@
+// The public element-wise functions: each names its formula; checks, promotion and in-place rules
+// are shared.
+#include <lockstep/tensor/ops/elementwise.h>
+
+#include <algorithm>
+
+#include <lockstep/tensor/ops/elementwise_op.h>
+
+namespace lockstep {
+namespace {
+
+using namespace formulas;
+using elementwise::BinaryOp, elementwise::UnaryOp;
+
+// ---- dtypes ----
+
+/// The dtype in which an op of `domain` computes x with a number, or alone.
+DType computes_in(Domain domain, DType x, Number n = 0) {
+  if (is_floating(x)) return x;
+  if (domain == Domain::floats || !n.is_whole) return DType::f32;
+  return x;
+}
+/// PyTorch's promotion: a 0-d tensor counts only where it brings a higher kind (bool < integer <
+/// float).
+DType promoted(Domain domain, const Tensor& a, const Tensor& b) {
+  auto kind = [](DType t) { return is_floating(t) ? 2 : t == DType::boolean ? 0 : 1; };
+  DType t = promote(a.dtype(), b.dtype());
+  if ((a.dim() == 0) != (b.dim() == 0)) {
+    const DType ranked = a.dim() ? a.dtype() : b.dtype(), single = a.dim() ? b.dtype() : a.dtype();
+    if (kind(single) <= kind(ranked)) t = ranked;
+  }
+  return computes_in(domain, t);
+}
+/// A whole number brought into the range of an integer dtype, for ops that choose between it and
+/// elements.
+Number clipped(Number n, DType t) {
+  if (!n.is_whole) return n;
+  if (t == DType::u8) return std::clamp<int64_t>(n.whole, 0, 255);
+  if (t == DType::i32) return std::clamp<int64_t>(n.whole, INT32_MIN, INT32_MAX);
+  return n;
+}
+void check_device(const char* op, const Tensor& a, const Tensor& b) {
+  LOCKSTEP_CHECK(a.device() == b.device(), DeviceError, op, ": tensors are on ", a.device(),
+                 " and ", b.device(), "; move one with to()");
+}
+
+// ---- out of place ----
+
+/// Whether x's bytes may take the result: the handle is the last one, and nothing else sees the
+/// bytes.
+bool may_consume(const Tensor& x) {
+  return x.ref()->use_count() == 1 && x.storage().use_count() == 1 && x.storage().owns_bytes() &&
+         (!x.node() || !x.is_leaf()) && (x.is_contiguous() || x.is_channels_last());
+}
+
+template <class Op>
+Tensor unary(Op op, Tensor x, DType compute) {
+  if (compute != x.dtype()) x = x.to(compute);
+  UnaryOp<Op> node{op};
+  if constexpr (!Op::predicate && !(UnaryOp<Op>::saves & kInput(0)))
+    if (may_consume(x)) node.consumable = x.ref().get();
+  return apply(std::move(node), x);
+}
+template <class Op>
+Tensor unary(Op op, Tensor x) {
+  const DType compute = computes_in(Op::domain, x.dtype());
+  return unary(op, std::move(x), compute);
+}
+template <class Op>
+Tensor with_number(Op op, Tensor x) {
+  DType compute = computes_in(Op::domain, x.dtype(), op.number);
+  if (compute == DType::boolean) compute = DType::i64;  // the number is an integer
+  if (clipped(op.number, compute).whole != op.number.whole) {
+    if constexpr (Op::predicate) compute = DType::i64;
+    if constexpr (std::is_same_v<Op, WithRight<Maximum>> || std::is_same_v<Op, WithRight<Minimum>>)
+      op.number = clipped(op.number, compute);
+  }
+  return unary(op, std::move(x), compute);
+}
+template <class Op>
+Tensor binary(Op op, const Tensor& a, const Tensor& b) {
+  check_device(Op::name, a, b);
+  if (a.dtype() == b.dtype() && computes_in(Op::domain, a.dtype()) == a.dtype())
+    return apply(BinaryOp<Op>{op}, a, b);
+  const DType t = promoted(Op::domain, a, b);
+  return apply(BinaryOp<Op>{op}, a.to(t), b.to(t));
+}
+
+// ---- in place ----
+
+void check_in_place(const char* op, const Tensor& x, bool records) {
+  for (int d = 0; d < x.dim(); ++d)
+    LOCKSTEP_CHECK(x.strides()[d] != 0 || x.shape()[d] <= 1, ShapeError, op,
+                   "_: the tensor repeats its elements along dimension ", d, " of ", x.shape(),
+                   "; clone() it first");
+  if (!records) return;
+  LOCKSTEP_CHECK(
+      !x.leaf(), AutogradError, op,
+      "_: in-place change of a leaf that requires grad; use the out-of-place form, or NoGradGuard");
+  // Other tensors over the same bytes would not learn of the new gradient.
+  LOCKSTEP_CHECK(x.storage().views() == 0 && (x.node() || x.storage().use_count() == 1),
+                 AutogradError, op,
+                 "_: the tensor shares its bytes with views that gradients flow through; use the "
+                 "out-of-place form, "
+                 "or clone() it first");
+}
+
+/// What a recorded in-place op keeps as its input: the old bytes and the old place in the graph.
+Tensor before(const Tensor& x) {
+  Tensor old = x.detach().clone();
+  old.body().node = x.node();
+  return old;
+}
+
+template <class Op>
+Tensor& unary_(Op op, Tensor& x, Number n = 0) {
+  using Node = UnaryOp<Op>;
+  LOCKSTEP_CHECK(computes_in(Op::domain, x.dtype(), n) == x.dtype(), DTypeError, Op::name,
+                 "_: the result is f32, which ", x.dtype(),
+                 " cannot hold; use the out-of-place form");
+  const bool records = is_grad_enabled() && x.node();
+  check_in_place(Op::name, x, records);
+  const Tensor input = records && (Node::saves & kInput(0)) ? before(x) : x;
+  x.storage().bump_version();
+  apply(Node{op, nullptr, &x}, input);
+  return x;
+}
+template <class Op>
+Tensor& number_(Op op, Tensor& x) {
+  LOCKSTEP_CHECK(x.dtype() != DType::boolean, DTypeError, Op::name,
+                 "_: the result is i64, which bool cannot hold");
+  return unary_(op, x, op.number);
+}
+
+/// Whether the two lie over the same bytes in different ways.
+bool overlaps(const Tensor& x, const Tensor& other) {
+  return x.storage().data() == other.storage().data() &&
+         (x.data_ptr() != other.data_ptr() || x.shape() != other.shape() ||
+          x.strides() != other.strides());
+}
+
+template <class Op>
+Tensor& binary_(Op op, Tensor& x, Tensor other) {
+  using Node = BinaryOp<Op>;
+  check_device(Op::name, x, other);
+  const DType t = promoted(Op::domain, x, other);
+  LOCKSTEP_CHECK(t == x.dtype() || (is_floating(t) && is_floating(x.dtype())), DTypeError, Op::name,
+                 "_: the result is ", t, ", which ", x.dtype(),
+                 " cannot hold; use the out-of-place form");
+  LOCKSTEP_CHECK(x.shape() == other.shape() ||
+                     broadcast_shapes(Op::name, x.shape(), other.shape()) == x.shape(),
+                 ShapeError, Op::name, "_: the result of ", x.shape(), " and ", other.shape(),
+                 " does not fit in place; use the out-of-place form");
+  const bool records = is_grad_enabled() && (x.node() || other.node());
+  check_in_place(Op::name, x, records);
+  other = other.to(x.dtype());
+  if (overlaps(x, other)) other = other.clone();
+  // What backward reads must be the bytes from before, of `other` too where it is x itself.
+  constexpr bool keeps = (Node::saves & (kInput(0) | kInput(1))) != 0;
+  const Tensor input = records && keeps ? before(x) : x;
+  if (records && keeps && other.storage().data() == x.storage().data()) other = input;
+  x.storage().bump_version();
+  apply(Node{op, &x}, input, other);
+  return x;
+}
+
+// ---- where and dropout ----
+
+struct WhereOp {
+  static constexpr const char* name = "where";
+  static constexpr unsigned saves = kInput(0);
+  Shape a_shape = {}, b_shape = {};
+
+  Tensor forward(const Tensor& condition, const Tensor& a, const Tensor& b) {
+    a_shape = a.shape();
+    b_shape = b.shape();
+    const Shape shape =
+        broadcast_shapes(name, condition.shape(), broadcast_shapes(name, a_shape, b_shape));
+    const Tensor* inputs[] = {&condition, &a, &b};
+    const Tensor y = empty_strided(shape, result_strides(shape, inputs), elementwise::like(a));
+    const Tensor* operands[] = {&y, &condition, &a, &b};
+    elementwise_table<Where>().forward.on(y.device())(Where{}, std::span(operands));
+    return y;
+  }
+  void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
+    const Tensor& condition = saved.input(0);
+    if (dx.needed(1)) dx.set(1, sum_to(where(condition, dy, 0), a_shape));
+    if (dx.needed(2)) dx.set(2, sum_to(where(condition, 0, dy), b_shape));
+  }
+};
+
+struct DropoutOp {
+  static constexpr const char* name = "dropout";
+  static constexpr unsigned saves = 0;
+  Dropout op;
+  const TensorBody* consumable = nullptr;
+
+  Tensor forward(const Tensor& x) const {
+    const Tensor* inputs[] = {&x};
+    const Tensor y =
+        x.ref().get() == consumable
+            ? x.detach()
+            : empty_strided(x.shape(), result_strides(x.shape(), inputs), elementwise::like(x));
+    const Tensor* operands[] = {&y, &x};
+    elementwise_table<Dropout>().forward.on(x.device())(op, std::span(operands));
+    return y;
+  }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
+    dx.set(0, apply(DropoutOp{op}, dy));
+  }
+};
+
+/// The methods take doubles: a whole one is an integer to an integer tensor.
+Number number_of(double v) {
+  const bool whole =
+      v >= -0x1p53 && v <= 0x1p53 && v == static_cast<double>(static_cast<int64_t>(v));
+  return whole ? Number(static_cast<int64_t>(v)) : Number(v);
+}
+
+}  // namespace
+
+Tensor relu(Tensor x) { return unary(Relu{}, std::move(x)); }
+Tensor sigmoid(Tensor x) { return unary(Sigmoid{}, std::move(x)); }
+Tensor tanh(Tensor x) { return unary(Tanh{}, std::move(x)); }
+Tensor exp(Tensor x) { return unary(Exp{}, std::move(x)); }
+Tensor log(Tensor x) { return unary(Log{}, std::move(x)); }
+Tensor sqrt(Tensor x) { return unary(Sqrt{}, std::move(x)); }
+Tensor abs(Tensor x) { return unary(Abs{}, std::move(x)); }
+Tensor neg(Tensor x) { return unary(Neg{}, std::move(x)); }
+Tensor square(Tensor x) { return unary(Square{}, std::move(x)); }
+Tensor silu(Tensor x) { return unary(Silu{}, std::move(x)); }
+Tensor erf(Tensor x) { return unary(Erf{}, std::move(x)); }
+Tensor gelu(Tensor x) { return unary(Gelu{}, std::move(x)); }
+Tensor leaky_relu(Tensor x, double slope) { return unary(LeakyRelu{{}, slope}, std::move(x)); }
+Tensor clamp(Tensor x, Number low, Number high) {
+  const DType t = computes_in(Clamp::domain, x.dtype(), low.is_whole ? high : low);
+  return unary(Clamp{{}, clipped(low, t), clipped(high, t)}, std::move(x), t);
+}
+Tensor pow(Tensor x, Number exponent) {
+  DType t = computes_in(Pow::domain, x.dtype(), exponent);
+  if (t == DType::boolean) t = DType::i64;
+  LOCKSTEP_CHECK(is_floating(t) || exponent.whole >= 0, ValueError,
+                 "pow: integers have no negative powers, got ", exponent.whole,
+                 "; convert with to(DType::f32)");
+  return unary(Pow{{}, exponent}, std::move(x), t);
+}
+Tensor logical_not(Tensor x) { return unary(LogicalNot{}, std::move(x)); }
+
+Tensor dropout(Tensor x, double p, bool training, Generator& generator) {
+  LOCKSTEP_CHECK(p >= 0 && p <= 1, ValueError, "dropout: p must be in [0, 1], got ", p);
+  LOCKSTEP_CHECK(x.dtype() == DType::f32 || x.dtype() == DType::f64, DTypeError,
+                 "dropout: needs a tensor of f32 or f64, got ", x.dtype(),
+                 "; convert with to(DType::f32)");
+  if (!training || p == 0) return x;
+  const RandomKey key = generator.next();
+  DropoutOp node{{{}, p, p < 1 ? 1 / (1 - p) : 0.0, key.seed, key.offset}};
+  if (may_consume(x)) node.consumable = x.ref().get();
+  return apply(node, x);
+}
+
+Tensor add(const Tensor& a, const Tensor& b) { return binary(Add{}, a, b); }
+Tensor sub(const Tensor& a, const Tensor& b) { return binary(Sub{}, a, b); }
+Tensor mul(const Tensor& a, const Tensor& b) { return binary(Mul{}, a, b); }
+Tensor div(const Tensor& a, const Tensor& b) { return binary(Div{}, a, b); }
+Tensor maximum(const Tensor& a, const Tensor& b) { return binary(Maximum{}, a, b); }
+Tensor minimum(const Tensor& a, const Tensor& b) { return binary(Minimum{}, a, b); }
+
+Tensor add(Tensor a, Number b) { return with_number(WithRight<Add>{{}, b}, std::move(a)); }
+Tensor sub(Tensor a, Number b) { return with_number(WithRight<Sub>{{}, b}, std::move(a)); }
+Tensor sub(Number a, Tensor b) { return with_number(WithLeft<Sub>{{}, a}, std::move(b)); }
+Tensor mul(Tensor a, Number b) { return with_number(WithRight<Mul>{{}, b}, std::move(a)); }
+Tensor div(Tensor a, Number b) { return with_number(WithRight<Div>{{}, b}, std::move(a)); }
+Tensor div(Number a, Tensor b) { return with_number(WithLeft<Div>{{}, a}, std::move(b)); }
+Tensor maximum(Tensor a, Number b) { return with_number(WithRight<Maximum>{{}, b}, std::move(a)); }
+Tensor minimum(Tensor a, Number b) { return with_number(WithRight<Minimum>{{}, b}, std::move(a)); }
+
+Tensor eq(const Tensor& a, const Tensor& b) { return binary(Eq{}, a, b); }
+Tensor ne(const Tensor& a, const Tensor& b) { return binary(Ne{}, a, b); }
+Tensor lt(const Tensor& a, const Tensor& b) { return binary(Lt{}, a, b); }
+Tensor le(const Tensor& a, const Tensor& b) { return binary(Le{}, a, b); }
+Tensor gt(const Tensor& a, const Tensor& b) { return binary(Gt{}, a, b); }
+Tensor ge(const Tensor& a, const Tensor& b) { return binary(Ge{}, a, b); }
+Tensor eq(const Tensor& a, Number b) { return with_number(WithRight<Eq>{{}, b}, a); }
+Tensor ne(const Tensor& a, Number b) { return with_number(WithRight<Ne>{{}, b}, a); }
+Tensor lt(const Tensor& a, Number b) { return with_number(WithRight<Lt>{{}, b}, a); }
+Tensor le(const Tensor& a, Number b) { return with_number(WithRight<Le>{{}, b}, a); }
+Tensor gt(const Tensor& a, Number b) { return with_number(WithRight<Gt>{{}, b}, a); }
+Tensor ge(const Tensor& a, Number b) { return with_number(WithRight<Ge>{{}, b}, a); }
+
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
+  LOCKSTEP_CHECK(condition.dtype() == DType::boolean, DTypeError,
+                 "where: the condition must be bool, got ", condition.dtype(),
+                 "; compare it, as in ne(x, 0)");
+  check_device("where", a, b);
+  check_device("where", a, condition);
+  const DType t = promoted(Domain::any, a, b);
+  return apply(WhereOp{}, condition, a.to(t), b.to(t));
+}
+Tensor where(const Tensor& condition, const Tensor& a, Number b) {
+  return where(
+      condition, a,
+      scalar(b.value, {.dtype = computes_in(Domain::any, a.dtype(), b), .device = a.device()}));
+}
+Tensor where(const Tensor& condition, Number a, const Tensor& b) {
+  return where(
+      condition,
+      scalar(a.value, {.dtype = computes_in(Domain::any, b.dtype(), a), .device = b.device()}), b);
+}
+
+Tensor& relu_(Tensor& x) { return unary_(Relu{}, x); }
+Tensor& leaky_relu_(Tensor& x, double slope) { return unary_(LeakyRelu{{}, slope}, x); }
+Tensor& sigmoid_(Tensor& x) { return unary_(Sigmoid{}, x); }
+Tensor& tanh_(Tensor& x) { return unary_(Tanh{}, x); }
+Tensor& exp_(Tensor& x) { return unary_(Exp{}, x); }
+Tensor& sqrt_(Tensor& x) { return unary_(Sqrt{}, x); }
+Tensor& abs_(Tensor& x) { return unary_(Abs{}, x); }
+Tensor& neg_(Tensor& x) { return unary_(Neg{}, x); }
+Tensor& clamp_(Tensor& x, Number low, Number high) {
+  return unary_(Clamp{{}, clipped(low, x.dtype()), clipped(high, x.dtype())}, x,
+                low.is_whole ? high : low);
+}
+Tensor& div_(Tensor& x, const Tensor& other) { return binary_(Div{}, x, other); }
+Tensor& div_(Tensor& x, Number number) { return number_(WithRight<Div>{{}, number}, x); }
+
+Tensor& Tensor::add_(const Tensor& other, double alpha) {
+  if (alpha == 1) return binary_(Add{}, *this, other);
+  const Number scale = number_of(alpha);
+  LOCKSTEP_CHECK(scale.is_whole || is_floating_point(), DTypeError, "add_: alpha ", alpha,
+                 " is fractional, the tensor ", dtype(), "; use the out-of-place form");
+  return binary_(AddScaled{{}, scale}, *this, other);
+}
+Tensor& Tensor::add_(double value) { return number_(WithRight<Add>{{}, number_of(value)}, *this); }
+Tensor& Tensor::mul_(const Tensor& other) { return binary_(Mul{}, *this, other); }
+Tensor& Tensor::mul_(double factor) {
+  return number_(WithRight<Mul>{{}, number_of(factor)}, *this);
+}
+Tensor Tensor::square() const { return lockstep::square(*this); }
+
+}  // namespace lockstep

@@ -1,0 +1,130 @@
+// The element-wise ops. Tensors broadcast as in NumPy; dtypes promote as in PyTorch: a number never
+// changes a floating dtype, a 0-d tensor only the kind (integer to float), and ops that need
+// fractions (exp, div, ...) turn integers into f32. NaN in gives NaN out. A result is channels-last
+// when a full-shape input is.
+//
+//   Tensor y = relu(x * 2.0 + bias);
+//
+// Errors: ShapeError (shapes do not broadcast), DTypeError (an op is not defined for a dtype),
+// DeviceError (tensors on different devices). The one-input ops take their tensor by value: given
+// the last handle, as in relu(conv(x)), they may compute in place.
+#pragma once
+
+#include <lockstep/tensor/formula.h>
+#include <lockstep/tensor/random.h>
+#include <lockstep/tensor/tensor.h>
+
+namespace lockstep {
+
+// ---- one input ----
+
+/// max(x, 0); its derivative at 0 is 0.
+LOCKSTEP_API Tensor relu(Tensor x);
+/// 1 / (1 + exp(-x))
+LOCKSTEP_API Tensor sigmoid(Tensor x);
+LOCKSTEP_API Tensor tanh(Tensor x);
+LOCKSTEP_API Tensor exp(Tensor x);
+/// The natural logarithm: -inf at 0, NaN below.
+LOCKSTEP_API Tensor log(Tensor x);
+LOCKSTEP_API Tensor sqrt(Tensor x);
+/// |x|; its derivative at 0 is 0.
+LOCKSTEP_API Tensor abs(Tensor x);
+LOCKSTEP_API Tensor neg(Tensor x);
+LOCKSTEP_API Tensor square(Tensor x);
+/// x sigmoid(x)
+LOCKSTEP_API Tensor silu(Tensor x);
+/// The error function.
+LOCKSTEP_API Tensor erf(Tensor x);
+/// x times the normal distribution function, exact (by erf); Hendrycks and Gimpel, 2016.
+LOCKSTEP_API Tensor gelu(Tensor x);
+/// x where it is positive, slope * x elsewhere.
+LOCKSTEP_API Tensor leaky_relu(Tensor x, double slope = 0.01);
+/// min(max(x, low), high); where low > high, high.
+LOCKSTEP_API Tensor clamp(Tensor x, Number low, Number high);
+/// x to the power of a number. An integer tensor takes whole exponents >= 0 (else ValueError), or
+/// becomes f32.
+LOCKSTEP_API Tensor pow(Tensor x, Number exponent);
+/// Whether x is 0; bool.
+LOCKSTEP_API Tensor logical_not(Tensor x);
+/// In training each element is 0 with probability p, else x / (1 - p); otherwise x itself. The mask
+/// depends on the generator's next key and the element's index alone: not on threads, memory order
+/// or device, and nothing but the key is kept for backward. p in [0, 1], else ValueError.
+/// Srivastava et al., 2014.
+LOCKSTEP_API Tensor dropout(Tensor x, double p = 0.5, bool training = true,
+                            Generator& generator = default_generator());
+
+// ---- two inputs ----
+
+LOCKSTEP_API Tensor add(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor sub(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor mul(const Tensor& a, const Tensor& b);
+/// True division: integers give f32.
+LOCKSTEP_API Tensor div(const Tensor& a, const Tensor& b);
+/// The larger element, or NaN if one is; where they are equal each gets half of the gradient.
+LOCKSTEP_API Tensor maximum(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor minimum(const Tensor& a, const Tensor& b);
+
+LOCKSTEP_API Tensor add(Tensor a, Number b);
+LOCKSTEP_API Tensor sub(Tensor a, Number b);
+LOCKSTEP_API Tensor sub(Number a, Tensor b);
+LOCKSTEP_API Tensor mul(Tensor a, Number b);
+LOCKSTEP_API Tensor div(Tensor a, Number b);
+LOCKSTEP_API Tensor div(Number a, Tensor b);
+LOCKSTEP_API Tensor maximum(Tensor a, Number b);
+LOCKSTEP_API Tensor minimum(Tensor a, Number b);
+
+// ---- comparisons: bool, without gradient; NaN compares as in IEEE 754 ----
+
+LOCKSTEP_API Tensor eq(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor ne(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor lt(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor le(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor gt(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor ge(const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor eq(const Tensor& a, Number b);
+LOCKSTEP_API Tensor ne(const Tensor& a, Number b);
+LOCKSTEP_API Tensor lt(const Tensor& a, Number b);
+LOCKSTEP_API Tensor le(const Tensor& a, Number b);
+LOCKSTEP_API Tensor gt(const Tensor& a, Number b);
+LOCKSTEP_API Tensor ge(const Tensor& a, Number b);
+
+/// a where the bool tensor `condition` holds, b elsewhere.
+LOCKSTEP_API Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
+LOCKSTEP_API Tensor where(const Tensor& condition, const Tensor& a, Number b);
+LOCKSTEP_API Tensor where(const Tensor& condition, Number a, const Tensor& b);
+
+// ---- operators ----
+
+inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
+inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
+inline Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
+inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
+inline Tensor operator+(Tensor a, Number b) { return add(std::move(a), b); }
+inline Tensor operator-(Tensor a, Number b) { return sub(std::move(a), b); }
+inline Tensor operator*(Tensor a, Number b) { return mul(std::move(a), b); }
+inline Tensor operator/(Tensor a, Number b) { return div(std::move(a), b); }
+inline Tensor operator+(Number a, Tensor b) { return add(std::move(b), a); }
+inline Tensor operator-(Number a, Tensor b) { return sub(a, std::move(b)); }
+inline Tensor operator*(Number a, Tensor b) { return mul(std::move(b), a); }
+inline Tensor operator/(Number a, Tensor b) { return div(a, std::move(b)); }
+inline Tensor operator-(Tensor a) { return neg(std::move(a)); }
+
+// ---- in place ----
+// The result takes x's place, its gradient too. Errors: AutogradError on a leaf that requires grad,
+// and under views that gradients flow through; ShapeError where the result would be larger than x
+// or x repeats elements (expand); DTypeError where x cannot hold the result's kind. Tensor::add_,
+// sub_ and mul_ are methods.
+
+LOCKSTEP_API Tensor& relu_(Tensor& x);
+LOCKSTEP_API Tensor& leaky_relu_(Tensor& x, double slope = 0.01);
+LOCKSTEP_API Tensor& sigmoid_(Tensor& x);
+LOCKSTEP_API Tensor& tanh_(Tensor& x);
+LOCKSTEP_API Tensor& exp_(Tensor& x);
+LOCKSTEP_API Tensor& sqrt_(Tensor& x);
+LOCKSTEP_API Tensor& abs_(Tensor& x);
+LOCKSTEP_API Tensor& neg_(Tensor& x);
+LOCKSTEP_API Tensor& clamp_(Tensor& x, Number low, Number high);
+LOCKSTEP_API Tensor& div_(Tensor& x, const Tensor& other);
+LOCKSTEP_API Tensor& div_(Tensor& x, Number number);
+
+}  // namespace lockstep

@@ -1,0 +1,159 @@
+// From a formula to an op: forward and backward of every element-wise op, written once. In backward
+// the derivative's own kernel runs in one pass; when the backward is itself recorded, the same
+// formula runs on Symbols instead.
+#pragma once
+
+#include <memory>
+
+#include <lockstep/tensor/loops.h>
+#include <lockstep/tensor/op.h>
+#include <lockstep/tensor/ops/elementwise_table.h>
+#include <lockstep/tensor/ops/reduce.h>
+#include <lockstep/tensor/ops/symbol.h>
+
+namespace lockstep::elementwise {
+
+using formulas::Probe;
+
+/// What an op keeps for backward, found from its derivatives.
+template <class Op, int I = 0>
+constexpr unsigned saved_by() {
+  if constexpr (Op::predicate)
+    return 0;
+  else {
+    constexpr unsigned r = formulas::reads<Op, I>;
+    const unsigned own = (r & Probe::kA ? kInput(0) : 0) | (r & Probe::kB ? kInput(1) : 0) |
+                         (r & Probe::kY ? kOutput : 0);
+    if constexpr (I + 1 < Op::inputs)
+      return own | saved_by<Op, I + 1>();
+    else
+      return own;
+  }
+}
+
+inline TensorOptions like(const Tensor& t) { return {.dtype = t.dtype(), .device = t.device()}; }
+
+/// dy times the derivative of Op by input I, in the shape of dy; tensors it does not read may be
+/// undefined.
+template <int I, class Op>
+Tensor differentiate(const Op& op, const std::array<Tensor, Op::inputs>& x, const Tensor& y,
+                     const Tensor& dy, const Tensor& destination) {
+  if constexpr (formulas::passes_on<Op, I>) {
+    return dy;
+  } else if (is_grad_enabled()) {
+    std::array<Symbol, Op::inputs> s = [&]<size_t... K>(std::index_sequence<K...>) {
+      return std::array<Symbol, Op::inputs>{Symbol(x[K])...};
+    }
+    (std::make_index_sequence<Op::inputs>());
+    return formulas::derivative<I>(op, s, Symbol(y), Symbol(dy)).materialize(dy);
+  } else {
+    constexpr unsigned reads = formulas::reads<Op, I>;
+    std::array<const Tensor*, 5> operands;
+    size_t n = 1;
+    operands[n++] = &dy;
+    if constexpr (reads & Probe::kA) operands[n++] = &x[0];
+    if constexpr (reads & Probe::kB) operands[n++] = &x[1];
+    if constexpr (reads & Probe::kY) operands[n++] = &y;
+    const Tensor dx =
+        destination.defined()
+            ? destination
+            : empty_strided(dy.shape(),
+                            result_strides(dy.shape(), std::span(operands).subspan(1, n - 1)),
+                            like(dy));
+    operands[0] = &dx;
+    elementwise_table<Op>().derivative[I].on(dy.device())(op, std::span(operands).first(n));
+    return dx;
+  }
+}
+
+template <class Op>
+struct UnaryOp {
+  static constexpr const char* name = Op::name;
+  static constexpr unsigned saves = saved_by<Op>();
+  Op op;
+  const TensorBody* consumable = nullptr;  // an input whose bytes nobody else will read
+  Tensor* target = nullptr;                // in-place form: where the result goes
+
+  Tensor forward(const Tensor& x) {
+    const DType dtype = Op::predicate ? DType::boolean : x.dtype();
+    Tensor y;
+    if (target)
+      y = *target;
+    else if (x.ref().get() == consumable)
+      y = x.detach();
+    else if (x.is_contiguous())
+      y = empty(x.shape(), {.dtype = dtype, .device = x.device()});
+    else {
+      const Tensor* inputs[] = {&x};
+      y = empty_strided(x.shape(), result_strides(x.shape(), inputs),
+                        {.dtype = dtype, .device = x.device()});
+    }
+    const Tensor* operands[] = {&y, &x};
+    elementwise_table<Op>().forward.on(x.device())(op, std::span(operands));
+    return y;
+  }
+  void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
+    if constexpr (!Op::predicate) {
+      if (!dx.needed(0)) return;
+      std::array<Tensor, 1> x;
+      Tensor y;
+      if constexpr (saves & kInput(0)) x[0] = saved.input(0);
+      if constexpr (saves & kOutput) y = saved.output();
+      dx.set(0, differentiate<0>(op, x, y, dy, dx.destination(0)));
+    }
+  }
+};
+
+template <class Op>
+struct BinaryOp {
+  static constexpr const char* name = Op::name;
+  static constexpr unsigned saves = saved_by<Op>();
+  Op op;
+  Tensor* target = nullptr;                           // in-place form: where the result goes
+  std::unique_ptr<std::array<Shape, 2>> shapes = {};  // of the inputs, if they differ
+
+  Tensor forward(const Tensor& a, const Tensor& b) {
+    const TensorOptions options{.dtype = Op::predicate ? DType::boolean : a.dtype(),
+                                .device = a.device()};
+    const bool same = a.shape() == b.shape();
+    if (!same) shapes = std::make_unique<std::array<Shape, 2>>(std::array{a.shape(), b.shape()});
+    Tensor y;
+    if (target)
+      y = *target;
+    else if (same && a.is_contiguous() && b.is_contiguous())
+      y = empty(a.shape(), options);
+    else {
+      const Shape shape = same ? a.shape() : broadcast_shapes(name, a.shape(), b.shape());
+      const Tensor* inputs[] = {&a, &b};
+      y = empty_strided(shape, result_strides(shape, inputs), options);
+    }
+    const Tensor* operands[] = {&y, &a, &b};
+    elementwise_table<Op>().forward.on(y.device())(op, std::span(operands));
+    return y;
+  }
+  void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
+    if constexpr (!Op::predicate) {
+      std::array<Tensor, 2> x;
+      Tensor y;
+      if constexpr (saves & kInput(0)) x[0] = saved.input(0);
+      if constexpr (saves & kInput(1)) x[1] = saved.input(1);
+      if constexpr (saves & kOutput) y = saved.output();
+      one<0>(x, y, dy, dx);
+      one<1>(x, y, dy, dx);
+    }
+  }
+
+ private:
+  template <int I>
+  void one(const std::array<Tensor, 2>& x, const Tensor& y, const Tensor& dy,
+           InputGradients& dx) const {
+    if (!dx.needed(I)) return;
+    if (!shapes || (*shapes)[I] == dy.shape()) {
+      dx.set(I, differentiate<I>(op, x, y, dy, dx.destination(I)));
+    } else {
+      dx.set(I, sum_to(differentiate<I>(op, x, y, dy, Tensor()), (*shapes)[I]));
+    }
+  }
+};
+
+}  // namespace lockstep::elementwise

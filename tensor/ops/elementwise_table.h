@@ -1,0 +1,41 @@
+// The table through which an element-wise op reaches its kernels: typed functions per device, one
+// for the formula and one per derivative. A device plug-in fills its column with set().
+#pragma once
+
+#include <array>
+#include <span>
+
+#include <lockstep/tensor/device.h>
+#include <lockstep/tensor/ops/formula_traits.h>
+#include <lockstep/tensor/tensor.h>
+
+namespace lockstep {
+
+/// How many derivative kernels an op has; where's and dropout's derivatives are the ops themselves.
+template <class Op>
+inline constexpr size_t kDerivatives = [] {
+  if constexpr (requires { Op::inputs; })
+    return Op::predicate ? 0 : Op::inputs;
+  else
+    return 0;
+}();
+
+/// A kernel's operands: the result, which broadcasts the others to its shape, then
+/// - forward: the op's inputs, all of one dtype (where: the bool condition before them);
+/// - derivative by input I: dy, then of the inputs and y those that formulas::reads<Op, I> names.
+template <class Op>
+struct ElementwiseTable {
+  using RowsKernel = Kernel<void(const Op& op, std::span<const Tensor* const> operands)>;
+  RowsKernel forward;
+  std::array<RowsKernel, kDerivatives<Op>> derivative;
+};
+
+/// The table of an op of the lists in formulas-inl.h, or of Where and Dropout.
+template <class Op>
+LOCKSTEP_API ElementwiseTable<Op>& elementwise_table();
+template <>
+LOCKSTEP_API ElementwiseTable<formulas::Where>& elementwise_table();
+template <>
+LOCKSTEP_API ElementwiseTable<formulas::Dropout>& elementwise_table();
+
+}  // namespace lockstep

@@ -1,0 +1,152 @@
+#include <lockstep/tensor/ops/layer_norm.h>
+
+#include <algorithm>
+#include <vector>
+
+#include <lockstep/tensor/cpu/norm_rows.h>
+#include <lockstep/tensor/op.h>
+#include <lockstep/tensor/ops/elementwise.h>
+#include <lockstep/tensor/ops/reduce.h>
+#include <lockstep/tensor/parallel.h>
+
+namespace lockstep {
+namespace {
+
+/// Over rows: x [M, n], weight and bias [n] or undefined.
+struct LayerNorm {
+  static constexpr const char* name = "layer_norm";
+  static constexpr unsigned saves = kInput(0) | kInput(1);
+  double eps;
+  bool has_weight;
+  Tensor statistics = {};  // [M, 2]
+
+  Tensor forward(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+    const TensorOptions options{.dtype = x.dtype(), .device = x.device()};
+    Tensor y = empty(x.shape(), options);
+    statistics = empty({x.size(0), 2}, options);
+    kernels::layer_norm.on(x.device())(y, statistics, x, weight, bias, eps);
+    return y;
+  }
+
+  void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
+    const Tensor& x = saved.input(0);
+    const Tensor weight = has_weight ? saved.input(1) : Tensor();
+    if (is_grad_enabled()) return backward_by_ops(x, weight, dy, dx);
+    const TensorOptions options{.dtype = x.dtype(), .device = x.device()};
+    auto place = [&](int i, const Shape& shape) {
+      if (!dx.needed(i)) return Tensor();
+      const Tensor given = dx.destination(i);
+      return given.defined() ? given : empty(shape, options);
+    };
+    const Tensor g = dx.needed(0) ? empty(x.shape(), options) : Tensor();
+    const Tensor dweight = place(1, {x.size(1)}), dbias = place(2, {x.size(1)});
+    kernels::layer_norm_backward.on(x.device())(g, dweight, dbias, dy.contiguous(), x, weight,
+                                                statistics);
+    if (g.defined()) dx.set(0, g);
+    if (dweight.defined()) dx.set(1, dweight);
+    if (dbias.defined()) dx.set(2, dbias);
+  }
+
+  void backward_by_ops(const Tensor& x, const Tensor& weight, const Tensor& dy,
+                       InputGradients& dx) const {
+    const Tensor centred = x - mean(x, {1}, true);
+    const Tensor rstd = 1.0 / sqrt(mean(square(centred), {1}, true) + eps);  // [M, 1]
+    const Tensor normal = centred * rstd;                                    // [M, n]
+    if (dx.needed(0)) {
+      const Tensor g = has_weight ? dy * weight : dy;
+      dx.set(0, rstd * (g - mean(g, {1}, true) - normal * mean(g * normal, {1}, true)));
+    }
+    if (dx.needed(1)) dx.set(1, sum(dy * normal, {0}));
+    if (dx.needed(2)) dx.set(2, sum(dy, {0}));
+  }
+};
+
+template <class T>
+T* pointer(const Tensor& t) {
+  return t.defined() ? t.data<T>() : nullptr;
+}
+
+void layer_norm_cpu(const Tensor& y, const Tensor& statistics, const Tensor& x,
+                    const Tensor& weight, const Tensor& bias, double eps) {
+  const int64_t n = x.size(1);
+  dispatch_floating("layer_norm", x.dtype(), [&]<class T>(TypeTag<T>) {
+    const T *from = x.data<T>(), *w = pointer<T>(weight), *b = pointer<T>(bias);
+    T *to = y.data<T>(), *kept = statistics.data<T>();
+    parallel_for(x.size(0), std::max<int64_t>(1, 16384 / std::max<int64_t>(n, 1)),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t i = begin; i < end; ++i)
+                     cpu::norm_rows<T>().layer_norm(from + i * n, w, b, eps, to + i * n,
+                                                    kept + 2 * i, n);
+                 });
+  });
+}
+
+/// Blocks of rows have a share each of the weight's and the bias's gradient; the shares are added
+/// in order.
+void layer_norm_backward_cpu(const Tensor& dx, const Tensor& dweight, const Tensor& dbias,
+                             const Tensor& dy, const Tensor& x, const Tensor& weight,
+                             const Tensor& statistics) {
+  const int64_t rows = x.size(0), n = x.size(1);
+  const int64_t block = std::max<int64_t>({16, 65536 / std::max<int64_t>(n, 1), (rows + 63) / 64});
+  constexpr int64_t kRunRows = 64;  // added in T before they are added in double
+  dispatch_floating("layer_norm", x.dtype(), [&]<class T>(TypeTag<T>) {
+    T *to = pointer<T>(dx), *dw = pointer<T>(dweight), *db = pointer<T>(dbias);
+    const T *g = dy.data<T>(), *from = x.data<T>(), *w = pointer<T>(weight),
+            *kept = statistics.data<T>();
+    const int64_t width = (dw ? n : 0) + (db ? n : 0);  // of a share: dweight's, then dbias's
+    std::vector<double> shares(
+        static_cast<size_t>(std::max<int64_t>(1, (rows + block - 1) / block) * width));
+    parallel_for(rows, block, [&](int64_t begin, int64_t end) {
+      std::vector<T> run(static_cast<size_t>(width));
+      double* share = shares.data() + begin / block * width;
+      for (int64_t i = begin; i < end; ++i) {
+        cpu::norm_rows<T>().layer_norm_backward(
+            g + i * n, from + i * n, w, kept + 2 * i, to ? to + i * n : nullptr,
+            dw ? run.data() : nullptr, db ? run.data() + width - n : nullptr, n);
+        if ((i - begin) % kRunRows != kRunRows - 1 && i + 1 != end) continue;
+        for (int64_t j = 0; j < width; ++j) share[j] += run[static_cast<size_t>(j)];
+        std::fill(run.begin(), run.end(), T(0));
+      }
+    });
+    for (size_t i = static_cast<size_t>(width); i < shares.size(); ++i)
+      shares[i % static_cast<size_t>(width)] += shares[i];
+    if (dw) std::copy_n(shares.begin(), n, dw);
+    if (db) std::copy_n(shares.begin() + (width - n), n, db);
+  });
+}
+
+}  // namespace
+
+Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& weight,
+                  const Tensor& bias, double eps) {
+  const int lead = x.dim() - normalized_shape.dims();
+  bool fits = lead >= 0 && !normalized_shape.empty();
+  for (int i = 0; fits && i < normalized_shape.dims(); ++i)
+    fits = x.shape()[lead + i] == normalized_shape[i];
+  LOCKSTEP_CHECK(fits, ShapeError, "layer_norm: the last dimensions of the input must be ",
+                 normalized_shape, ", got ", x.shape());
+  for (const Tensor* t : {&weight, &bias}) {
+    if (!t->defined()) continue;
+    LOCKSTEP_CHECK(t->shape() == normalized_shape, ShapeError,
+                   "layer_norm: weight and bias have shape ", normalized_shape, ", got ",
+                   t->shape());
+    LOCKSTEP_CHECK(t->dtype() == x.dtype(), DTypeError,
+                   "layer_norm: weight and bias have the input's dtype ", x.dtype(), ", got ",
+                   t->dtype());
+  }
+  const int64_t n = normalized_shape.numel();
+  const Tensor rows = x.reshape({n ? x.numel() / n : 0, n}).contiguous();
+  auto flat = [n](const Tensor& t) { return t.defined() ? t.reshape({n}).contiguous() : t; };
+  return apply(LayerNorm{eps, weight.defined()}, rows, flat(weight), flat(bias)).view(x.shape());
+}
+
+namespace kernels {
+constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                      double)>
+    layer_norm("layer_norm", layer_norm_cpu);
+constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                      const Tensor&, const Tensor&)>
+    layer_norm_backward("layer_norm", layer_norm_backward_cpu);
+}  // namespace kernels
+
+}  // namespace lockstep

@@ -1,0 +1,123 @@
+#include <lockstep/tensor/ops/linear.h>
+
+#include <lockstep/tensor/cpu/gemm.h>
+#include <lockstep/tensor/op.h>
+#include <lockstep/tensor/ops/elementwise.h>
+#include <lockstep/tensor/ops/matmul.h>
+#include <lockstep/tensor/ops/reduce.h>
+#include <lockstep/tensor/parallel.h>
+
+namespace lockstep {
+namespace {
+
+void linear_cpu(const Tensor& x, const Tensor& w, const Tensor& bias, bool relu, const Tensor& y) {
+  const Tensor wm = cpu::is_matrix(w) ? w : w.contiguous();
+  const Tensor b = bias.defined() ? bias.contiguous() : bias;
+  dispatch_floating("linear", x.dtype(), [&]<class T>(TypeTag<T>) {
+    cpu::MatrixRef<T> wt = cpu::matrix<T>(wm);
+    wt.transposed = !wt.transposed;
+    cpu::gemm<T>(x.size(0), w.size(0), x.size(1), cpu::matrix<T>(x), wt, y.data<T>(), w.size(0), false,
+                 {b.defined() ? b.data<T>() : nullptr, relu});
+  });
+}
+
+/// dz = dy where y > 0 (all of dy without relu); db = the sum of dz over rows, in blocks added in order.
+void linear_epilogue_backward_cpu(const Tensor& dy, const Tensor& y, const Tensor& dz, const Tensor& db) {
+  const int64_t rows = dy.size(0), n = dy.size(1), block = 64, blocks = (rows + block - 1) / block;
+  dispatch_floating("linear", dy.dtype(), [&]<class T>(TypeTag<T>) {
+    const Tensor partial = empty({std::max<int64_t>(blocks, 1), n}, {.dtype = dy.dtype()});  // [blocks, n]
+    const T* g = dy.data<T>();
+    const T* mask = y.defined() ? y.data<T>() : nullptr;
+    T* z = dz.defined() ? dz.data<T>() : nullptr;
+    parallel_for(rows, block, [&](int64_t begin, int64_t end) {
+      T* sum = partial.data<T>() + begin / block * n;
+      std::fill_n(sum, n, T(0));
+      for (int64_t i = begin; i < end; ++i) {
+        const T* gi = g + i * n;
+        if (mask) {
+          const T* mi = mask + i * n;
+          T* zi = z + i * n;
+          for (int64_t j = 0; j < n; ++j) {
+            zi[j] = mi[j] > 0 ? gi[j] : T(0);
+            sum[j] += zi[j];
+          }
+        } else {
+          for (int64_t j = 0; j < n; ++j) sum[j] += gi[j];
+        }
+      }
+    });
+    if (!db.defined()) return;
+    T* out = db.data<T>();
+    std::fill_n(out, n, T(0));
+    for (int64_t b = 0; b < blocks; ++b)
+      for (int64_t j = 0; j < n; ++j) out[j] += partial.data<T>()[b * n + j];
+  });
+}
+
+/// On rows: x [R, in], W [out, in], b [out].  dz = dy * (y > 0),  dx = dz W,  dW = dz^T x,  db = sum_rows dz.
+struct Linear {
+  static constexpr const char* name = "linear";
+  static inline Kernel<void(const Tensor&, const Tensor&, const Tensor&, bool, const Tensor&)> kernel{"linear", linear_cpu};
+  static inline Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&)> epilogue_backward{
+      "linear", linear_epilogue_backward_cpu};
+  bool relu;
+  // Without relu the output is not kept: the next op may then work on it in place.
+  unsigned saves = kInput(0) | kInput(1) | (relu ? kOutput : 0);
+
+  Tensor forward(const Tensor& x, const Tensor& w, const Tensor& b) const {
+    Tensor y = empty({x.size(0), w.size(0)}, {.dtype = x.dtype(), .device = x.device()});
+    kernel.on(x.device())(x, w, b, relu, y);
+    return y;
+  }
+
+  void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
+    const Tensor &x = saved.input(0), &w = saved.input(1);
+    if (is_grad_enabled()) {
+      const Tensor dz = relu ? dy * gt(saved.output(), 0).to(dy.dtype()) : dy;
+      if (dx.needed(0)) dx.set(0, lockstep::matmul(dz, w));
+      if (dx.needed(1)) dx.set(1, lockstep::matmul(dz.t(), x));
+      if (dx.needed(2)) dx.set(2, dz.sum({0}));
+      return;
+    }
+    const TensorOptions like{.dtype = dy.dtype(), .device = dy.device()};
+    const Tensor g = dy.contiguous();
+    const Tensor dz = relu ? empty(g.shape(), like) : g;
+    if (relu || dx.needed(2)) {
+      Tensor db;
+      if (dx.needed(2)) db = dx.destination(2).defined() ? dx.destination(2) : empty({g.size(1)}, like);
+      epilogue_backward.on(g.device())(g, relu ? saved.output() : Tensor(), relu ? dz : Tensor(), db);
+      if (dx.needed(2)) dx.set(2, db);
+    }
+    if (dx.needed(1)) {
+      Tensor dw = dx.destination(1).defined() ? dx.destination(1) : empty(w.shape(), like);
+      detail::matmul_kernel().on(g.device())(dz.t(), x, dw);
+      dx.set(1, dw);
+    }
+    if (dx.needed(0)) {
+      Tensor din = empty(x.shape(), like);
+      detail::matmul_kernel().on(g.device())(dz, w, din);
+      dx.set(0, din);
+    }
+  }
+};
+
+}  // namespace
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Activation activation) {
+  LOCKSTEP_CHECK(weight.dim() == 2, ShapeError, "linear: the weight must be [out, in], got ", weight.shape());
+  LOCKSTEP_CHECK(x.dim() >= 1 && x.size(-1) == weight.size(1), ShapeError, "linear: input ", x.shape(), " has ",
+                 x.dim() ? x.size(-1) : 0, " features, the weight ", weight.shape(), " expects ", weight.size(1),
+                 x.numel() % weight.size(1) == 0 && x.dim() > 2 ? "; did you forget flatten(1)?" : "");
+  LOCKSTEP_CHECK(x.dtype() == weight.dtype(), DTypeError, "linear: the input is ", x.dtype(), ", the weight ", weight.dtype(),
+                 "; convert one with to()");
+  LOCKSTEP_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)), ShapeError, "linear: the bias must be [",
+                 weight.size(0), "], got ", bias.defined() ? bias.shape() : Shape{});
+  const Tensor rows = x.dim() == 2 && cpu::is_matrix(x) ? x : x.contiguous().reshape({-1, x.size(-1)});
+  const Tensor y = apply(Linear{activation == Activation::relu}, rows, weight, bias);
+  if (x.dim() == 2) return y;
+  Shape shape = x.shape();
+  shape[x.dim() - 1] = weight.size(0);
+  return y.reshape(shape);
+}
+
+}  // namespace lockstep

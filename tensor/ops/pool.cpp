@@ -1,0 +1,213 @@
+#include <lockstep/tensor/ops/pool.h>
+
+#include <type_traits>
+
+#include <lockstep/tensor/op.h>
+#include <lockstep/tensor/parallel.h>
+
+namespace lockstep {
+namespace {
+
+struct PoolShape {
+  Shape x, y;
+  int64_t kh, kw, stride_h, stride_w, pad_h, pad_w;
+};
+
+/// Images of rows of pixels of channels: [N, H, W, C] for channels-last, [N C, H, W, 1] for row-major.
+struct Layout {
+  int64_t images, channels;
+  Layout(const PoolShape& s, bool channels_last)
+      : images(channels_last ? s.x[0] : s.x[0] * s.x[1]), channels(channels_last ? s.x[1] : 1) {}
+};
+
+/// Which element of its window won, as wide as T so that both fit the same vector lanes.
+template <class T>
+using Index = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+template <class T>
+Index<T>* indices(const Tensor& t) {
+  return static_cast<Index<T>*>(t.data_ptr());
+}
+
+/// Calls f(first channel of the output pixel, y, x of its window's corner) for each output pixel, one block
+/// of images to a thread.
+template <class F>
+void for_each_window(const PoolShape& s, const Layout& layout, F f) {
+  const int64_t oh = s.y[2], ow = s.y[3];
+  const int64_t block = std::max<int64_t>(1, (layout.images + 7) / 8);
+  parallel_for(layout.images, block, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) f(n, oh, ow);
+  });
+}
+
+void pool_forward_cpu(const PoolShape& s, const Tensor& x, const Tensor& y, const Tensor& index) {
+  const Layout layout(s, x.is_channels_last());
+  const int64_t h = s.x[2], w = s.x[3], c = layout.channels;
+  dispatch_floating("max_pool2d", x.dtype(), [&]<class T>(TypeTag<T>) {
+    for_each_window(s, layout, [&](int64_t n, int64_t oh, int64_t ow) {
+      const T* image = x.data<T>() + n * h * w * c;
+      T* out = y.data<T>() + n * oh * ow * c;
+      Index<T>* won = indices<T>(index) + n * oh * ow * c;
+      for (int64_t oy = 0; oy < oh; ++oy)
+        for (int64_t ox = 0; ox < ow; ++ox, out += c, won += c) {
+          const int64_t y0 = oy * s.stride_h - s.pad_h, x0 = ox * s.stride_w - s.pad_w;
+          bool first = true;
+          for (int64_t ky = std::max<int64_t>(0, -y0); ky < s.kh && y0 + ky < h; ++ky)
+            for (int64_t kx = std::max<int64_t>(0, -x0); kx < s.kw && x0 + kx < w; ++kx) {
+              const T* __restrict v = image + ((y0 + ky) * w + x0 + kx) * c;
+              T* __restrict best = out;
+              Index<T>* __restrict at = won;
+              const auto k = static_cast<Index<T>>(ky * s.kw + kx);
+              if (std::exchange(first, false)) {
+                for (int64_t i = 0; i < c; ++i) best[i] = v[i], at[i] = k;
+              } else {
+                for (int64_t i = 0; i < c; ++i) {
+                  const bool larger = (v[i] > best[i]) | (v[i] != v[i]);
+                  best[i] = larger ? v[i] : best[i];
+                  at[i] = larger ? k : at[i];
+                }
+              }
+            }
+        }
+    });
+  });
+}
+
+/// dx = 0 but at the winners, where it is the sum of the dy they won.
+void pool_scatter_cpu(const PoolShape& s, const Tensor& dy, const Tensor& index, const Tensor& dx) {
+  const Layout layout(s, dx.is_channels_last());
+  const int64_t h = s.x[2], w = s.x[3], c = layout.channels;
+  // Windows that tile the image write each element once; others add into zeros.
+  const bool tiled = s.kh == s.stride_h && s.kw == s.stride_w && s.pad_h == 0 && s.pad_w == 0 && s.y[2] * s.kh == h &&
+                     s.y[3] * s.kw == w;
+  dispatch_floating("max_pool2d", dy.dtype(), [&]<class T>(TypeTag<T>) {
+    for_each_window(s, layout, [&](int64_t n, int64_t oh, int64_t ow) {
+      T* image = dx.data<T>() + n * h * w * c;
+      const T* in = dy.data<T>() + n * oh * ow * c;
+      const Index<T>* won = indices<T>(index) + n * oh * ow * c;
+      if (!tiled) std::fill_n(image, h * w * c, T(0));
+      for (int64_t oy = 0; oy < oh; ++oy)
+        for (int64_t ox = 0; ox < ow; ++ox, in += c, won += c) {
+          const int64_t y0 = oy * s.stride_h - s.pad_h, x0 = ox * s.stride_w - s.pad_w;
+          for (int64_t ky = std::max<int64_t>(0, -y0); ky < s.kh && y0 + ky < h; ++ky)
+            for (int64_t kx = std::max<int64_t>(0, -x0); kx < s.kw && x0 + kx < w; ++kx) {
+              T* __restrict to = image + ((y0 + ky) * w + x0 + kx) * c;
+              const T* __restrict from = in;
+              const Index<T>* __restrict at = won;
+              const auto k = static_cast<Index<T>>(ky * s.kw + kx);
+              if (tiled)
+                for (int64_t i = 0; i < c; ++i) to[i] = at[i] == k ? from[i] : T(0);
+              else
+                for (int64_t i = 0; i < c; ++i) to[i] += at[i] == k ? from[i] : T(0);
+            }
+        }
+    });
+  });
+}
+
+/// y = the winners' elements of x: the transpose of scatter.
+void pool_gather_cpu(const PoolShape& s, const Tensor& x, const Tensor& index, const Tensor& y) {
+  const Layout layout(s, x.is_channels_last());
+  const int64_t h = s.x[2], w = s.x[3], c = layout.channels;
+  dispatch_floating("max_pool2d", x.dtype(), [&]<class T>(TypeTag<T>) {
+    for_each_window(s, layout, [&](int64_t n, int64_t oh, int64_t ow) {
+      const T* image = x.data<T>() + n * h * w * c;
+      for (int64_t oy = 0; oy < oh; ++oy)
+        for (int64_t ox = 0; ox < ow; ++ox)
+          for (int64_t i = 0; i < c; ++i) {
+            const int64_t o = ((n * oh + oy) * ow + ox) * c + i;
+            const int64_t k = indices<T>(index)[o];
+            y.data<T>()[o] = image[((oy * s.stride_h - s.pad_h + k / s.kw) * w + ox * s.stride_w - s.pad_w + k % s.kw) * c + i];
+          }
+    });
+  });
+}
+
+/// A dense tensor in the memory order the indices were made for.
+Tensor in_order(const Tensor& t, bool channels_last) {
+  if (channels_last) {
+    if (t.is_channels_last()) return t;
+    return empty_strided(t.shape(), {t.size(1) * t.size(2) * t.size(3), 1, t.size(3) * t.size(1), t.size(1)},
+                         {.dtype = t.dtype(), .device = t.device()}).copy_(t);
+  }
+  return t.contiguous();
+}
+Tensor empty_in_order(const Shape& s, bool channels_last, const Tensor& like) {
+  const TensorOptions options{.dtype = like.dtype(), .device = like.device()};
+  return channels_last ? empty_strided(s, {s[1] * s[2] * s[3], 1, s[3] * s[1], s[1]}, options) : empty(s, options);
+}
+
+using PoolKernel = Kernel<void(const PoolShape&, const Tensor&, const Tensor&, const Tensor&)>;
+
+/// The derivative of pooling picks winners; its transpose spreads to them. Each is the other's derivative.
+struct PoolGather {
+  static constexpr const char* name = "max_pool2d_gather";
+  static constexpr unsigned saves = 0;
+  static inline PoolKernel kernel{"max_pool2d", pool_gather_cpu};
+  PoolShape s;
+  Tensor index;
+  bool channels_last;
+  Tensor forward(const Tensor& x) const {
+    Tensor y = empty_in_order(s.y, channels_last, x);
+    kernel.on(x.device())(s, in_order(x, channels_last), index, y);
+    return y;
+  }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const;
+};
+struct PoolScatter {
+  static constexpr const char* name = "max_pool2d_backward";
+  static constexpr unsigned saves = 0;
+  static inline PoolKernel kernel{"max_pool2d", pool_scatter_cpu};
+  PoolShape s;
+  Tensor index;
+  bool channels_last;
+  Tensor forward(const Tensor& dy) const {
+    Tensor dx = empty_in_order(s.x, channels_last, dy);
+    kernel.on(dy.device())(s, in_order(dy, channels_last), index, dx);
+    return dx;
+  }
+  void backward(const Saved&, const Tensor& ddx, InputGradients& out) const {
+    out.set(0, apply(PoolGather{s, index, channels_last}, ddx));
+  }
+};
+void PoolGather::backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
+  dx.set(0, apply(PoolScatter{s, index, channels_last}, dy));
+}
+
+struct MaxPool2d {
+  static constexpr const char* name = "max_pool2d";
+  static constexpr unsigned saves = 0;
+  static inline Kernel<void(const PoolShape&, const Tensor&, const Tensor&, const Tensor&)> kernel{"max_pool2d", pool_forward_cpu};
+  PoolShape s;
+  Tensor index = {};
+  bool channels_last = false;
+  Tensor forward(const Tensor& x) {
+    channels_last = x.is_channels_last();
+    const Tensor dense = in_order(x, channels_last);
+    Tensor y = empty_in_order(s.y, channels_last, x);
+    index = empty({y.numel()}, {.dtype = size_of(x.dtype()) == 4 ? DType::i32 : DType::i64, .device = x.device()});
+    kernel.on(x.device())(s, dense, y, index);
+    return y;
+  }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
+    dx.set(0, apply(PoolScatter{s, index, channels_last}, dy));
+  }
+};
+
+}  // namespace
+
+Tensor max_pool2d(const Tensor& x, Size2d window, MaxPool2dOptions options) {
+  const Size2d stride = options.stride.value_or(window), pad = options.padding;
+  LOCKSTEP_CHECK(x.dim() == 4, ShapeError, "max_pool2d: the input must be [N, C, H, W], got ", x.shape());
+  LOCKSTEP_CHECK(window.h >= 1 && window.w >= 1 && stride.h >= 1 && stride.w >= 1, ValueError,
+                 "max_pool2d: window and stride must be at least 1");
+  LOCKSTEP_CHECK(pad.h >= 0 && pad.w >= 0 && 2 * pad.h <= window.h && 2 * pad.w <= window.w, ValueError,
+                 "max_pool2d: padding ", pad.h, "x", pad.w, " is more than half of the window ", window.h, "x", window.w);
+  const int64_t h = x.size(2) + 2 * pad.h - window.h, w = x.size(3) + 2 * pad.w - window.w;
+  LOCKSTEP_CHECK(h >= 0 && w >= 0, ShapeError, "max_pool2d: the window ", window.h, "x", window.w,
+                 " is larger than the padded input ", x.shape());
+  const PoolShape s{.x = x.shape(), .y = {x.size(0), x.size(1), h / stride.h + 1, w / stride.w + 1}, .kh = window.h,
+                    .kw = window.w, .stride_h = stride.h, .stride_w = stride.w, .pad_h = pad.h, .pad_w = pad.w};
+  return apply(MaxPool2d{s}, x);
+}
+
+}  // namespace lockstep

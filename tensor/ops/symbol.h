@@ -1,0 +1,104 @@
+// Symbol: the value type of a recorded backward. It is a Tensor, or a plain number without dtype or
+// device; numbers meet numbers at once, so only what depends on tensors becomes ops in the graph.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include <lockstep/tensor/ops/elementwise.h>
+
+namespace lockstep {
+
+class Symbol {
+ public:
+  /// A comparison's result: a bool tensor, or a bool.
+  struct Mask {
+    Tensor tensor;
+    bool value = false;
+  };
+
+  Symbol(Tensor t) : tensor_(std::move(t)) {}  // NOLINT: implicit
+  explicit Symbol(Number n) : number_(n.value) {}
+
+  /// This value in the shape, dtype and device of `like`.
+  Tensor materialize(const Tensor& like) const {
+    return is_number() ? zeros_like(like) + number_ : tensor_;
+  }
+
+  friend Symbol operator+(const Symbol& a, const Symbol& b) {
+    if (a.is(0)) return b;
+    if (b.is(0)) return a;
+    if (a.is_number())
+      return b.is_number() ? number(a.number_ + b.number_) : add(b.tensor_, a.number_);
+    return b.is_number() ? add(a.tensor_, b.number_) : add(a.tensor_, b.tensor_);
+  }
+  friend Symbol operator-(const Symbol& a, const Symbol& b) {
+    if (b.is(0)) return a;
+    if (a.is_number())
+      return b.is_number() ? number(a.number_ - b.number_) : sub(a.number_, b.tensor_);
+    return b.is_number() ? sub(a.tensor_, b.number_) : sub(a.tensor_, b.tensor_);
+  }
+  friend Symbol operator*(const Symbol& a, const Symbol& b) {
+    if (a.is(1)) return b;
+    if (b.is(1)) return a;
+    if (a.is_number())
+      return b.is_number() ? number(a.number_ * b.number_) : mul(b.tensor_, a.number_);
+    return b.is_number() ? mul(a.tensor_, b.number_) : mul(a.tensor_, b.tensor_);
+  }
+  friend Symbol operator/(const Symbol& a, const Symbol& b) {
+    if (b.is(1)) return a;
+    if (a.is_number())
+      return b.is_number() ? number(a.number_ / b.number_) : div(a.number_, b.tensor_);
+    return b.is_number() ? div(a.tensor_, b.number_) : div(a.tensor_, b.tensor_);
+  }
+  friend Symbol operator-(const Symbol& a) {
+    return a.is_number() ? number(-a.number_) : neg(a.tensor_);
+  }
+
+  friend Mask operator<(const Symbol& a, const Symbol& b) {
+    if (a.is_number())
+      return b.is_number() ? Mask{{}, a.number_ < b.number_} : Mask{gt(b.tensor_, a.number_)};
+    return Mask{b.is_number() ? lt(a.tensor_, b.number_) : lt(a.tensor_, b.tensor_)};
+  }
+  friend Mask operator<=(const Symbol& a, const Symbol& b) {
+    if (a.is_number())
+      return b.is_number() ? Mask{{}, a.number_ <= b.number_} : Mask{ge(b.tensor_, a.number_)};
+    return Mask{b.is_number() ? le(a.tensor_, b.number_) : le(a.tensor_, b.tensor_)};
+  }
+  friend Mask operator>(const Symbol& a, const Symbol& b) { return b < a; }
+  friend Mask operator>=(const Symbol& a, const Symbol& b) { return b <= a; }
+  friend Mask operator==(const Symbol& a, const Symbol& b) {
+    if (a.is_number())
+      return b.is_number() ? Mask{{}, a.number_ == b.number_} : Mask{eq(b.tensor_, a.number_)};
+    return Mask{b.is_number() ? eq(a.tensor_, b.number_) : eq(a.tensor_, b.tensor_)};
+  }
+  friend Symbol where(const Mask& m, const Symbol& a, const Symbol& b) {
+    if (!m.tensor.defined()) return m.value ? a : b;
+    LOCKSTEP_CHECK(!a.is_number() || !b.is_number(), Error,
+                   "where: a derivative chooses between two numbers, "
+                   "which have no dtype; write it so that one branch holds dy");
+    if (a.is_number()) return lockstep::where(m.tensor, Number(a.number_), b.tensor_);
+    return b.is_number() ? lockstep::where(m.tensor, a.tensor_, Number(b.number_))
+                         : lockstep::where(m.tensor, a.tensor_, b.tensor_);
+  }
+
+  friend Symbol exp(const Symbol& a) {
+    return a.is_number() ? number(std::exp(a.number_)) : lockstep::exp(a.tensor_);
+  }
+  friend Symbol erf(const Symbol& a) {
+    return a.is_number() ? number(std::erf(a.number_)) : lockstep::erf(a.tensor_);
+  }
+  friend Symbol pow(const Symbol& a, Number p) {
+    return a.is_number() ? number(std::pow(a.number_, p.value)) : lockstep::pow(a.tensor_, p);
+  }
+
+ private:
+  static Symbol number(double v) { return Symbol(Number(v)); }
+  bool is_number() const { return !tensor_.defined(); }
+  bool is(double v) const { return is_number() && number_ == v; }
+
+  Tensor tensor_;
+  double number_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,25 @@
+// take_along and put_along: reading one element of each slice, and its transpose. They carry the
+// gradients of ops that pick by index (max over a dimension, the label's log-probability in
+// cross_entropy).
+#pragma once
+
+#include <lockstep/tensor/tensor.h>
+
+namespace lockstep {
+
+/// y[..., 0, ...] = x[..., indices[..., 0, ...], ...]: `indices` (i64, within range) has x's shape
+/// with size 1 at `dim`, and so has the result.
+LOCKSTEP_API Tensor take_along(const Tensor& x, const Tensor& indices, int dim);
+/// The transpose: zeros of `shape` with x's elements where take_along would read them.
+LOCKSTEP_API Tensor put_along(const Tensor& x, const Tensor& indices, int dim, const Shape& shape);
+
+namespace kernels {
+/// y = take_along(x, indices, dim); y is row-major.
+LOCKSTEP_API extern Kernel<void(const Tensor& y, const Tensor& x, const Tensor& indices, int dim)>
+    take_along;
+/// The elements of y (row-major, zeros) that take_along would read = x.
+LOCKSTEP_API extern Kernel<void(const Tensor& y, const Tensor& x, const Tensor& indices, int dim)>
+    put_along;
+}  // namespace kernels
+
+}  // namespace lockstep

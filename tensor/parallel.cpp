@@ -1,0 +1,141 @@
+// A pool of sleeping threads. A call queues itself, works on its own blocks, and pool threads that are free
+// help; so several callers (ranks as threads, loader workers) share the pool without waiting for one another.
+#include <lockstep/tensor/parallel.h>
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <lockstep/tensor/error.h>
+
+#ifdef LOCKSTEP_HAS_ONEDNN
+extern "C" void omp_set_num_threads(int);
+#endif
+
+namespace lockstep {
+namespace {
+
+thread_local int threads_of_this_thread = 0;  // 0: not asked yet
+thread_local bool inside = false;             // already working on a block
+
+int default_threads() {
+  for (const char* name : {"LOCKSTEP_NUM_THREADS", "OMP_NUM_THREADS"})
+    if (const char* text = std::getenv(name))
+      if (const int n = std::atoi(text); n >= 1) return n;
+  cpu_set_t cpus;
+  if (sched_getaffinity(0, sizeof cpus, &cpus) == 0) return std::max(1, CPU_COUNT(&cpus));
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+struct Job {
+  int64_t n, block, blocks;
+  const std::function<void(int64_t, int64_t)>& f;
+  std::atomic<int64_t> next{0};
+  int helpers_wanted;
+  int helpers = 0;  // at work now; under the pool's mutex
+  std::exception_ptr error;
+  std::mutex error_mutex;
+
+  void work() {
+    inside = true;
+    for (int64_t i; (i = next.fetch_add(1)) < blocks;) {
+      try {
+        f(i * block, std::min(n, (i + 1) * block));
+      } catch (...) {
+        next = blocks;
+        std::lock_guard lock(error_mutex);
+        if (!error) error = std::current_exception();
+      }
+    }
+    inside = false;
+  }
+};
+
+class Pool {
+ public:
+  void run(Job& job) {
+    const int helpers = job.helpers_wanted;
+    {
+      std::lock_guard lock(mutex_);
+      while (static_cast<int>(threads_.size()) < helpers)
+        threads_.emplace_back([this](std::stop_token stop) { serve(stop); });
+      jobs_.push_back(&job);
+    }
+    for (int i = 0; i < helpers; ++i) wake_.notify_one();
+    job.work();
+    std::unique_lock lock(mutex_);
+    std::erase(jobs_, &job);
+    done_.wait(lock, [&] { return job.helpers == 0; });
+  }
+
+ private:
+  void serve(std::stop_token stop) {
+    threads_of_this_thread = 1;
+#ifdef LOCKSTEP_HAS_ONEDNN
+    omp_set_num_threads(1);
+#endif
+    std::unique_lock lock(mutex_);
+    while (true) {
+      if (!wake_.wait(lock, stop, [&] { return !jobs_.empty(); })) return;
+      Job& job = *jobs_.front();
+      ++job.helpers;
+      if (--job.helpers_wanted <= 0) jobs_.pop_front();
+      lock.unlock();
+      job.work();
+      lock.lock();
+      if (--job.helpers == 0) done_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable_any wake_;
+  std::condition_variable done_;
+  std::deque<Job*> jobs_;
+  std::vector<std::jthread> threads_;  // last: joined before the rest goes
+};
+
+Pool& pool() {
+  static Pool p;
+  return p;
+}
+
+}  // namespace
+
+int get_num_threads() {
+  if (threads_of_this_thread == 0) {
+    threads_of_this_thread = default_threads();
+#ifdef LOCKSTEP_HAS_ONEDNN
+    omp_set_num_threads(1);
+#endif
+  }
+  return threads_of_this_thread;
+}
+
+void set_num_threads(int n) {
+  LOCKSTEP_CHECK(n >= 1, ValueError, "set_num_threads: at least 1, got ", n);
+  get_num_threads();
+  threads_of_this_thread = n;
+}
+
+void parallel_for(int64_t n, int64_t block, const std::function<void(int64_t, int64_t)>& f) {
+  if (n <= 0) return;
+  const int64_t blocks = (n + block - 1) / block;
+  const int threads = static_cast<int>(std::min<int64_t>(get_num_threads(), blocks));
+  if (inside || threads == 1) {
+    for (int64_t i = 0; i < blocks; ++i) f(i * block, std::min(n, (i + 1) * block));
+    return;
+  }
+  Job job{.n = n, .block = block, .blocks = blocks, .f = f, .helpers_wanted = threads - 1, .error = {}, .error_mutex = {}};
+  pool().run(job);
+  if (job.error) std::rethrow_exception(job.error);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,46 @@
+// Storage: a block of bytes with an owner, shared by the tensors that view it. Whoever provides the
+// bytes says how they are let go: the caching allocator, the user's own memory, a shared mapping.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+#include <lockstep/tensor/device.h>
+#include <lockstep/tensor/ref.h>
+
+namespace lockstep {
+
+class LOCKSTEP_API Storage final : public RefCounted {
+ public:
+  /// Fresh uninitialised bytes from the device's caching allocator.
+  static Ref<Storage> allocate(size_t bytes, Device device);
+  /// Somebody else's bytes; `release` runs when the last tensor that views them is gone.
+  Storage(void* data, size_t bytes, Device device, std::function<void()> release);
+
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  Device device() const { return device_; }
+  /// Whether the caching allocator gave these bytes, so that nobody outside the library can see them.
+  bool owns_bytes() const { return !release_; }
+
+  /// Counts in-place changes; a tensor saved for backward remembers the number it saw.
+  uint32_t version() const { return version_; }
+  void bump_version() { ++version_; }
+
+  /// Tensors that are differentiable views of these bytes; an in-place op refuses to work under them.
+  int views() const { return views_.load(std::memory_order_relaxed); }
+  void count_view(int by) { views_.fetch_add(by, std::memory_order_relaxed); }
+
+ private:
+  Storage(void* data, size_t bytes, Device device) : data_(data), bytes_(bytes), device_(device) {}
+  ~Storage() override;
+
+  void* data_;
+  size_t bytes_;
+  Device device_;
+  uint32_t version_ = 0;
+  std::atomic<int> views_{0};
+  std::function<void()> release_;  // empty: the caching allocator's
+};
+
+}  // namespace lockstep

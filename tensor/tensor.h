@@ -1,0 +1,264 @@
+// Tensor: an n-dimensional array with its gradient inside. A Tensor is a handle: copying it shares the
+// data. Shapes are row-major with strides; views (slice, transpose, view...) share storage.
+//
+//   Tensor w = randn({3, 4}).requires_grad_();
+//   Tensor loss = matmul(x, w).square().mean();
+//   loss.backward();                      // fills w.grad()
+//
+// Ops stand in lockstep/tensor/ops/*.h as free functions; the common ones are methods here too.
+#pragma once
+
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <lockstep/tensor/dtype.h>
+#include <lockstep/tensor/shape.h>
+#include <lockstep/tensor/storage.h>
+
+namespace lockstep {
+
+class Node;
+class Tensor;
+struct Leaf;
+
+/// What dtype and where a new tensor is; `requires_grad` makes it a leaf to differentiate by.
+struct TensorOptions {
+  DType dtype = DType::f32;
+  Device device = {};
+  bool requires_grad = false;
+};
+
+/// A half-open range of one dimension, as Python's start:stop:step; negative numbers count from the end.
+struct Slice {
+  int64_t start = 0;
+  int64_t stop = std::numeric_limits<int64_t>::max();
+  int64_t step = 1;  // at least 1
+};
+
+struct BackwardOptions {
+  bool retain_graph = false;  // keep saved tensors for another backward
+  bool create_graph = false;  // record the backward itself, for higher derivatives; implies retain_graph
+};
+
+/// Removes its hook when told to, or never; copyable, and harmless after the tensor is gone.
+class LOCKSTEP_API HookHandle {
+ public:
+  HookHandle() = default;
+  explicit HookHandle(std::function<void()> remove) : remove_(std::move(remove)) {}
+  void remove() {
+    if (remove_) std::exchange(remove_, nullptr)();
+  }
+
+ private:
+  std::function<void()> remove_;
+};
+
+/// The body a Tensor points to. `node` is where it came from: an op's Node, a Leaf, or null when nothing
+/// differentiates through it.
+struct LOCKSTEP_API TensorBody final : RefCounted {
+  Ref<Storage> storage;
+  int64_t offset = 0;  // in elements
+  Shape shape;
+  Strides strides;
+  DType dtype = DType::f32;
+  bool is_view = false;  // counted in storage->views()
+  Ref<Node> node;
+
+  TensorBody() = default;
+  ~TensorBody() override;
+};
+
+class LOCKSTEP_API Tensor {
+ public:
+  Tensor() = default;  // undefined: no data; what an absent gradient or bias is
+  explicit Tensor(Ref<TensorBody> body) : body_(std::move(body)) {}
+
+  bool defined() const { return static_cast<bool>(body_); }
+  explicit operator bool() const = delete;  // ask defined(), or item<bool>()
+
+  // ---- what it is ----
+  const Shape& shape() const { return body().shape; }
+  const Strides& strides() const { return body().strides; }
+  int64_t size(int64_t dim) const { return shape()[wrap_dim("size", dim, this->dim())]; }
+  int dim() const { return body().shape.dims(); }
+  int64_t numel() const { return body().shape.numel(); }
+  DType dtype() const { return body().dtype; }
+  Device device() const { return body().storage->device(); }
+  bool is_floating_point() const { return is_floating(dtype()); }
+  /// Row-major without gaps.
+  bool is_contiguous() const;
+  /// [N, C, H, W] stored as [N, H, W, C] without gaps: what convolution returns.
+  bool is_channels_last() const;
+  bool is_same(const Tensor& other) const { return body_ == other.body_; }
+
+  // ---- its data ----
+  /// The first element. T must be the dtype's C++ type.
+  template <class T>
+  T* data() const {
+    LOCKSTEP_CHECK(dtype() == dtype_of<T>(), DTypeError, "data<", dtype_of<T>(), ">: the tensor is ", dtype());
+    return static_cast<T*>(storage().data()) + body_->offset;
+  }
+  void* data_ptr() const {
+    return static_cast<char*>(storage().data()) + body_->offset * static_cast<int64_t>(size_of(dtype()));
+  }
+  Storage& storage() const { return *body().storage; }
+  /// The value of a tensor of one element, converted to T.
+  template <class T>
+  T item() const {
+    if (is_floating_point() || !std::is_integral_v<T>) return static_cast<T>(item_as_double());
+    return static_cast<T>(item_as_int());
+  }
+  /// All elements in row-major order, converted to T.
+  template <class T>
+  std::vector<T> to_vector() const {
+    std::vector<T> values(static_cast<size_t>(numel()));
+    read_into(values);
+    return values;
+  }
+  /// "tensor([[1, 2], [3, 4]], shape [2, 2], f32)"; long dimensions are shortened.
+  std::string to_string() const;
+
+  // ---- gradients ----
+  bool requires_grad() const;
+  /// Makes this tensor a leaf that collects a gradient (or stops it). Floating dtypes only.
+  Tensor& requires_grad_(bool on = true);
+  bool is_leaf() const;
+  /// The gradient collected by backward; undefined before the first.
+  Tensor grad() const;
+  /// Assigns the gradient (undefined clears it). Shape, dtype and device must be this tensor's.
+  void set_grad(const Tensor& grad) const;
+  /// Differentiates this tensor (one element, unless `gradient` is given) by every leaf behind it.
+  void backward(const Tensor& gradient = {}, BackwardOptions options = {}) const;
+  /// The same data outside the graph.
+  Tensor detach() const;
+  /// Calls f with the gradient when it is complete; what f returns, if defined, takes its place.
+  HookHandle register_hook(std::function<Tensor(const Tensor&)> f) const;
+  /// Leaves only: calls f(tensor) right after its gradient was accumulated.
+  HookHandle register_post_accumulate_grad_hook(std::function<void(const Tensor&)> f) const;
+  Leaf* leaf() const;  // null unless this is a leaf that requires grad
+  const Ref<Node>& node() const { return body().node; }
+
+  // ---- views: no copy (reshape, flatten and contiguous copy only when they must) ----
+  Tensor view(const Shape& shape) const;     // one size may be -1
+  Tensor reshape(const Shape& shape) const;  // one size may be -1
+  Tensor flatten(int64_t start = 0, int64_t end = -1) const;
+  Tensor transpose(int64_t a, int64_t b) const;
+  Tensor t() const { return transpose(0, 1); }
+  Tensor permute(const Shape& order) const;
+  Tensor squeeze(int64_t dim) const;
+  Tensor unsqueeze(int64_t dim) const;
+  Tensor expand(const Shape& shape) const;
+  Tensor slice(int64_t dim, Slice range) const;
+  Tensor narrow(int64_t dim, int64_t start, int64_t length) const;
+  Tensor select(int64_t dim, int64_t index) const;
+  Tensor operator[](int64_t index) const { return select(0, index); }
+  Tensor contiguous() const;
+
+  // ---- copies ----
+  Tensor clone() const;
+  Tensor to(DType dtype) const;
+  Tensor to(Device device) const;
+
+  // ---- in place ----
+  Tensor& copy_(const Tensor& source);  // broadcasts and converts
+  Tensor& fill_(double value);
+  Tensor& zero_() { return fill_(0); }
+  Tensor& add_(const Tensor& other, double alpha = 1);  // this += alpha * other
+  Tensor& add_(double value);
+  Tensor& sub_(const Tensor& other) { return add_(other, -1); }
+  Tensor& mul_(const Tensor& other);
+  Tensor& mul_(double factor);
+  Tensor& operator+=(const Tensor& other) { return add_(other); }
+  Tensor& operator-=(const Tensor& other) { return sub_(other); }
+  Tensor& operator*=(const Tensor& other) { return mul_(other); }
+
+  // ---- the common ops as methods; documented with the free functions ----
+  Tensor sum() const;
+  Tensor sum(const Shape& dims, bool keepdim = false) const;
+  Tensor mean() const;
+  Tensor mean(const Shape& dims, bool keepdim = false) const;
+  Tensor max() const;
+  Tensor argmax(int64_t dim, bool keepdim = false) const;
+  Tensor square() const;
+  Tensor matmul(const Tensor& other) const;
+
+  TensorBody& body() const {
+    LOCKSTEP_CHECK(body_, Error, "tensor: it is undefined (a default-constructed Tensor, or an absent gradient)");
+    return *body_;
+  }
+  const Ref<TensorBody>& ref() const { return body_; }
+
+ private:
+  double item_as_double() const;
+  int64_t item_as_int() const;
+  template <class T>
+  void read_into(std::vector<T>& values) const;
+
+  Ref<TensorBody> body_;
+};
+
+inline void append(std::string& text, const Tensor& t) { text += t.to_string(); }
+/// Writes to_string(); a template so that this header needs no <ostream>.
+template <class Stream>
+auto operator<<(Stream& out, const Tensor& t) -> decltype(out << std::string()) {
+  return out << t.to_string();
+}
+
+template <class T>
+void Tensor::read_into(std::vector<T>& values) const {
+  const Tensor dense = detach().contiguous();
+  dispatch("to_vector", dtype(), [&]<class E>(TypeTag<E>) {
+    const E* p = dense.data<E>();
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(p[i]);
+  });
+}
+
+// ---- creation ----
+
+/// Uninitialised elements.
+LOCKSTEP_API Tensor empty(const Shape& shape, TensorOptions options = {});
+/// Uninitialised, with the given memory order: strides must be a permutation without gaps.
+LOCKSTEP_API Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions options = {});
+/// Uninitialised, in shape, memory order, dtype and device of `like`.
+LOCKSTEP_API Tensor empty_like(const Tensor& like);
+LOCKSTEP_API Tensor full(const Shape& shape, double value, TensorOptions options = {});
+LOCKSTEP_API Tensor zeros(const Shape& shape, TensorOptions options = {});
+LOCKSTEP_API Tensor ones(const Shape& shape, TensorOptions options = {});
+LOCKSTEP_API Tensor zeros_like(const Tensor& like);
+LOCKSTEP_API Tensor ones_like(const Tensor& like);
+/// start, start + step, ... below stop; i64 unless `options` says otherwise.
+LOCKSTEP_API Tensor arange(int64_t start, int64_t stop, int64_t step = 1, TensorOptions options = {.dtype = DType::i64});
+/// A view of the caller's memory, which must outlive it, unless `release` lets it go.
+LOCKSTEP_API Tensor from_blob(void* data, const Shape& shape, TensorOptions options = {},
+                              std::function<void()> release = {});
+/// A 0-d tensor.
+LOCKSTEP_API Tensor scalar(double value, TensorOptions options = {});
+
+/// A copy of `values`, in row-major order; the dtype is T's unless `options` is given.
+template <class T>
+Tensor tensor(const std::vector<T>& values, const Shape& shape, TensorOptions options) {
+  LOCKSTEP_CHECK(shape.numel() == static_cast<int64_t>(values.size()), ShapeError, "tensor: ", values.size(),
+                 " values do not fill shape ", shape);
+  Tensor t = empty(shape, {.dtype = options.dtype, .device = {}});
+  dispatch("tensor", options.dtype, [&]<class E>(TypeTag<E>) {
+    E* p = t.data<E>();
+    for (size_t i = 0; i < values.size(); ++i) p[i] = static_cast<E>(values[i]);
+  });
+  t = t.to(options.device);
+  return options.requires_grad ? t.requires_grad_() : t;
+}
+template <class T>
+Tensor tensor(const std::vector<T>& values, const Shape& shape) {
+  return tensor(values, shape, {.dtype = dtype_of<T>()});
+}
+template <class T>
+Tensor tensor(const std::vector<T>& values) {
+  return tensor(values, Shape{static_cast<int64_t>(values.size())});
+}
+
+}  // namespace lockstep

@@ -1,0 +1,325 @@
+// Views and copies of a tensor: how shapes and strides are rearranged, and what that means for gradients.
+// A view's derivative is the inverse rearrangement, so each op's backward is one line beside it.
+#include <algorithm>
+
+#include <lockstep/tensor/op.h>
+#include <lockstep/tensor/ops/copy.h>
+#include <lockstep/tensor/ops/reduce.h>
+
+namespace lockstep {
+namespace {
+
+/// A tensor over the same bytes with another shape, strides and offset; counted while grad mode records.
+Tensor alias(const Tensor& x, const Shape& shape, const Strides& strides, int64_t offset) {
+  Tensor y = x.detach();
+  TensorBody& b = y.body();
+  b.shape = shape;
+  b.strides = strides;
+  b.offset = offset;
+  if (x.requires_grad()) {
+    b.is_view = true;
+    b.storage->count_view(1);
+  }
+  return y;
+}
+
+/// The strides of x seen as `shape` (same number of elements), if no copy is needed for it.
+bool view_strides(const Tensor& x, const Shape& shape, Strides* out) {
+  *out = contiguous_strides(shape);
+  if (x.numel() == 0) return true;
+  // Runs of old dimensions that are dense in memory must cover runs of new dimensions exactly.
+  int old_d = x.dim() - 1, new_d = shape.dims() - 1;
+  while (old_d >= 0) {
+    int64_t run = x.shape()[old_d], base = x.strides()[old_d];
+    while (old_d > 0 && (x.shape()[old_d - 1] == 1 || x.strides()[old_d - 1] == run * base || run == 1)) {
+      if (run == 1) base = x.strides()[old_d - 1];
+      run *= x.shape()[--old_d];
+    }
+    int64_t covered = 1;
+    while (new_d >= 0 && (covered < run || shape[new_d] == 1)) {
+      (*out)[new_d] = base * covered;
+      covered *= shape[new_d--];
+    }
+    if (covered != run) return false;
+    --old_d;
+  }
+  return true;
+}
+
+/// Fills in the one -1 of a shape.
+Shape complete_shape(std::string_view op, Shape shape, const Tensor& x) {
+  int hole = -1;
+  int64_t known = 1;
+  for (int i = 0; i < shape.dims(); ++i) {
+    if (shape[i] == -1) {
+      LOCKSTEP_CHECK(hole < 0, ShapeError, op, ": more than one -1 in ", shape);
+      hole = i;
+    } else {
+      known *= shape[i];
+    }
+  }
+  if (hole >= 0) {
+    LOCKSTEP_CHECK(known > 0 && x.numel() % known == 0, ShapeError, op, ": a tensor of ", x.numel(),
+                   " elements does not fill ", shape);
+    shape[hole] = x.numel() / known;
+  }
+  LOCKSTEP_CHECK(shape.numel() == x.numel(), ShapeError, op, ": shape ", x.shape(), " has ", x.numel(),
+                 " elements, ", shape, " has ", shape.numel());
+  return shape;
+}
+
+struct View {
+  static constexpr const char* name = "view";
+  static constexpr unsigned saves = 0;
+  Shape shape;
+  Shape from = {};
+  Tensor forward(const Tensor& x) {
+    from = x.shape();
+    Strides strides;
+    LOCKSTEP_CHECK(view_strides(x, shape, &strides), ShapeError, "view: shape ", x.shape(), " with strides ", x.strides(),
+                   " cannot be seen as ", shape, " without a copy; use reshape");
+    return alias(x, shape, strides, x.body().offset);
+  }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const { dx.set(0, dy.reshape(from)); }
+};
+
+struct Permute {
+  static constexpr const char* name = "permute";
+  static constexpr unsigned saves = 0;
+  Shape order;
+  Tensor forward(const Tensor& x) {
+    Shape shape, strides;
+    for (int64_t d : order) {
+      shape.push_back(x.shape()[static_cast<int>(d)]);
+      strides.push_back(x.strides()[static_cast<int>(d)]);
+    }
+    return alias(x, shape, strides, x.body().offset);
+  }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
+    Shape inverse = order;
+    for (int i = 0; i < order.dims(); ++i) inverse[static_cast<int>(order[i])] = i;
+    dx.set(0, dy.permute(inverse));
+  }
+};
+
+struct Expand {
+  static constexpr const char* name = "expand";
+  static constexpr unsigned saves = 0;
+  Shape shape;
+  Shape from = {};
+  Tensor forward(const Tensor& x) {
+    from = x.shape();
+    const int lead = shape.dims() - x.dim();
+    LOCKSTEP_CHECK(lead >= 0, ShapeError, "expand: ", x.shape(), " does not broadcast to ", shape);
+    Strides strides = Shape::filled(shape.dims(), 0);
+    for (int i = 0; i < x.dim(); ++i) {
+      LOCKSTEP_CHECK(x.shape()[i] == shape[lead + i] || x.shape()[i] == 1, ShapeError, "expand: ", x.shape(),
+                     " does not broadcast to ", shape);
+      if (x.shape()[i] == shape[lead + i]) strides[lead + i] = x.strides()[i];
+    }
+    return alias(x, shape, strides, x.body().offset);
+  }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const { dx.set(0, sum_to(dy, from)); }
+};
+
+/// y[i] = x[start + i * step] along one dimension; its transpose, SliceBackward, scatters into zeros.
+struct SliceOp {
+  static constexpr const char* name = "slice";
+  static constexpr unsigned saves = 0;
+  int dim;
+  int64_t start, length, step;
+  Shape from = {};
+  Tensor forward(const Tensor& x) {
+    from = x.shape();
+    Shape shape = x.shape(), strides = x.strides();
+    shape[dim] = length;
+    strides[dim] *= step;
+    return alias(x, shape, strides, x.body().offset + start * x.strides()[dim]);
+  }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const;
+};
+struct SliceBackward {
+  static constexpr const char* name = "slice_backward";
+  static constexpr unsigned saves = 0;
+  SliceOp slice;
+  Tensor forward(const Tensor& dy) {
+    Tensor dx = zeros(slice.from, {.dtype = dy.dtype(), .device = dy.device()});
+    Tensor part = slice.forward(dx);
+    part.copy_(dy);
+    return dx;
+  }
+  void backward(const Saved&, const Tensor& ddx, InputGradients& out) const { out.set(0, apply(slice, ddx)); }
+};
+void SliceOp::backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
+  dx.set(0, apply(SliceBackward{*this}, dy));
+}
+
+struct Contiguous {
+  static constexpr const char* name = "contiguous";
+  static constexpr unsigned saves = 0;
+  Tensor forward(const Tensor& x) {
+    Tensor y = empty(x.shape(), {.dtype = x.dtype(), .device = x.device()});
+    detail::copy_kernel(y, x);
+    return y;
+  }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const { dx.set(0, dy); }
+};
+
+struct Clone {
+  static constexpr const char* name = "clone";
+  static constexpr unsigned saves = 0;
+  Tensor forward(const Tensor& x) {
+    Tensor y = empty_like(x);
+    detail::copy_kernel(y, x);
+    return y;
+  }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const { dx.set(0, dy); }
+};
+
+struct Convert {
+  static constexpr const char* name = "to";
+  static constexpr unsigned saves = 0;
+  DType dtype;
+  DType from = DType::f32;
+  Tensor forward(const Tensor& x) {
+    from = x.dtype();
+    Tensor y = x.is_channels_last() ? empty_strided(x.shape(), x.strides(), {.dtype = dtype, .device = x.device()})
+                                    : empty(x.shape(), {.dtype = dtype, .device = x.device()});
+    detail::copy_kernel(y, x);
+    return y;
+  }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const { dx.set(0, dy.to(from)); }
+};
+
+}  // namespace
+
+Tensor Tensor::view(const Shape& shape) const { return apply(View{complete_shape("view", shape, *this)}, *this); }
+
+Tensor Tensor::reshape(const Shape& shape) const {
+  const Shape full = complete_shape("reshape", shape, *this);
+  if (full == this->shape()) return *this;
+  Strides strides;
+  return view_strides(*this, full, &strides) ? view(full) : contiguous().view(full);
+}
+
+Tensor Tensor::flatten(int64_t start, int64_t end) const {
+  const int a = wrap_dim("flatten", start, dim()), b = wrap_dim("flatten", end, dim());
+  LOCKSTEP_CHECK(a <= b, IndexError, "flatten: start dimension ", start, " comes after end dimension ", end);
+  Shape shape;
+  for (int i = 0; i < a; ++i) shape.push_back(this->shape()[i]);
+  int64_t n = 1;
+  for (int i = a; i <= b && i < dim(); ++i) n *= this->shape()[i];
+  shape.push_back(n);
+  for (int i = b + 1; i < dim(); ++i) shape.push_back(this->shape()[i]);
+  return reshape(shape);
+}
+
+Tensor Tensor::permute(const Shape& order) const {
+  Shape wrapped;
+  unsigned seen = 0;
+  LOCKSTEP_CHECK(order.dims() == dim(), ShapeError, "permute: ", order, " does not name each of ", dim(), " dimensions");
+  for (int64_t d : order) {
+    const int w = wrap_dim("permute", d, dim());
+    LOCKSTEP_CHECK(!(seen & 1u << w), ShapeError, "permute: dimension ", d, " is named twice in ", order);
+    seen |= 1u << w;
+    wrapped.push_back(w);
+  }
+  return apply(Permute{wrapped}, *this);
+}
+
+Tensor Tensor::transpose(int64_t a, int64_t b) const {
+  Shape order;
+  for (int i = 0; i < dim(); ++i) order.push_back(i);
+  if (dim() > 0) std::swap(order[wrap_dim("transpose", a, dim())], order[wrap_dim("transpose", b, dim())]);
+  return permute(order);
+}
+
+Tensor Tensor::squeeze(int64_t dim) const {
+  const int d = wrap_dim("squeeze", dim, this->dim());
+  if (this->dim() == 0 || shape()[d] != 1) return *this;
+  Shape s = shape();
+  s.erase(d);
+  return view(s);
+}
+Tensor Tensor::unsqueeze(int64_t dim) const {
+  Shape s = shape();
+  s.insert(wrap_dim("unsqueeze", dim, this->dim() + 1), 1);
+  return view(s);
+}
+
+Tensor Tensor::expand(const Shape& shape) const {
+  Shape full = shape;  // -1 keeps a size, as in PyTorch
+  for (int i = 0; i < full.dims(); ++i)
+    if (const int own = i - (full.dims() - dim()); full[i] == -1 && own >= 0) full[i] = this->shape()[own];
+  return apply(Expand{full}, *this);
+}
+
+Tensor Tensor::slice(int64_t dim, Slice range) const {
+  LOCKSTEP_CHECK(this->dim() > 0, ShapeError, "slice: a 0-d tensor has nothing to slice");
+  const int d = wrap_dim("slice", dim, this->dim());
+  LOCKSTEP_CHECK(range.step >= 1, ValueError, "slice: step must be at least 1, got ", range.step);
+  const int64_t n = shape()[d];
+  auto clip = [n](int64_t i) { return std::clamp<int64_t>(i < 0 ? i + n : i, 0, n); };
+  const int64_t start = clip(range.start), stop = std::max(clip(range.stop), start);
+  return apply(SliceOp{d, start, (stop - start + range.step - 1) / range.step, range.step}, *this);
+}
+
+Tensor Tensor::narrow(int64_t dim, int64_t start, int64_t length) const {
+  const int64_t n = size(dim);
+  LOCKSTEP_CHECK(start >= 0 && length >= 0 && start <= n - length, IndexError, "narrow: ", start, " .. ", start + length,
+                 " is outside dimension ", dim, " of shape ", shape());
+  return slice(dim, {.start = start, .stop = start + length});
+}
+
+Tensor Tensor::select(int64_t dim, int64_t index) const {
+  LOCKSTEP_CHECK(this->dim() > 0, ShapeError, "select: a 0-d tensor cannot be indexed");
+  const int64_t n = size(dim);
+  LOCKSTEP_CHECK(index >= -n && index < n, IndexError, "select: index ", index, " is out of range for dimension ", dim,
+                 " of shape ", shape());
+  return narrow(dim, index < 0 ? index + n : index, 1).squeeze(dim);
+}
+
+Tensor Tensor::contiguous() const { return is_contiguous() ? *this : apply(Contiguous{}, *this); }
+Tensor Tensor::clone() const { return apply(Clone{}, *this); }
+Tensor Tensor::to(DType dtype) const { return dtype == this->dtype() ? *this : apply(Convert{dtype}, *this); }
+Tensor Tensor::to(Device device) const {
+  LOCKSTEP_CHECK(device == this->device(), DeviceError, "to: no kernels are loaded for ", device);
+  return *this;
+}
+
+/// x.copy_(source): an op of two inputs whose result takes x's place.
+namespace {
+struct Copy {
+  static constexpr const char* name = "copy_";
+  static constexpr unsigned saves = 0;
+  Shape source_shape = {};
+  DType source_dtype = DType::f32;
+  Tensor forward(const Tensor& x, const Tensor& source) {
+    source_shape = source.shape();
+    source_dtype = source.dtype();
+    detail::copy_kernel(x, source);
+    return x;
+  }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
+    if (dx.needed(0)) dx.set(0, zeros_like(dy));
+    if (dx.needed(1)) dx.set(1, sum_to(dy, source_shape).to(source_dtype));
+  }
+};
+}  // namespace
+
+Tensor& Tensor::copy_(const Tensor& source) {
+  if (is_grad_enabled() && (requires_grad() || source.requires_grad())) {
+    LOCKSTEP_CHECK(!leaf(), AutogradError, "copy_: in-place change of a leaf that requires grad; use NoGradGuard");
+    LOCKSTEP_CHECK(storage().views() == 0 && !body().is_view, AutogradError,
+                   "copy_: the tensor is a view, or has views, that gradients flow through; clone() it first");
+    const Tensor before = *this;
+    // The node of this tensor so far becomes an input of the copy's node.
+    apply(Copy{}, before, source);
+  } else {
+    detail::copy_kernel(*this, source);
+  }
+  storage().bump_version();
+  return *this;
+}
+
+}  // namespace lockstep

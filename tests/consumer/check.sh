@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# check.sh SOURCE BUILD: installs the built library into a temporary folder, builds the user's project against
+# it, runs it, and checks that the same project takes the source folder by add_subdirectory.
+set -euo pipefail
+source=$1 build=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cmake --install "$build" --prefix "$work/prefix" >/dev/null
+cmake -S "$source/tests/consumer" -B "$work/installed" -G Ninja -DCMAKE_PREFIX_PATH="$work/prefix" \
+  -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS="-Wall -Wextra -Werror" >/dev/null
+cmake --build "$work/installed" >/dev/null
+"$work/installed/app"
+
+# The umbrella header may pull in the standard library and Lockstep, and nothing else.
+echo '#include <lockstep/lockstep.h>' >"$work/umbrella.cpp"
+strangers=$(c++ -std=c++20 -I"$work/prefix/include" -M "$work/umbrella.cpp" | tr ' \\' '\n\n' |
+  grep '^/' | grep -v -e "^$work" -e '/c++/' -e '/gcc/' -e '/clang/' -e '^/usr/include/[a-z_]*\.h$' \
+  -e '^/usr/include/\(bits\|asm\|asm-generic\|linux\|sys\|gnu\)/' -e '^/usr/include/[a-z0-9_]*-linux-gnu/' || true)
+if [ -n "$strangers" ]; then
+  echo "the umbrella header pulls in strangers:" $strangers
+  exit 1
+fi
+
+cmake -S "$source/tests/consumer" -B "$work/folder" -G Ninja -DLOCKSTEP_FOLDER="$source" -DCMAKE_BUILD_TYPE=Release >/dev/null
+ninja -C "$work/folder" CMakeFiles/app.dir/app.cpp.o >/dev/null
+echo "installed package, umbrella header and add_subdirectory work"

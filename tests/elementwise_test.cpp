@@ -1,0 +1,241 @@
+// What holds for element-wise ops beside their values, which ops_test.cpp checks: promotion, ties,
+// where, what may happen in place and what must not, and what is kept for backward.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include <lockstep/autograd/grad.h>
+#include <lockstep/tensor/node.h>
+#include <lockstep/tensor/ops/elementwise.h>
+#include <lockstep/tensor/ops/formula_traits.h>
+
+using namespace lockstep;
+
+namespace {
+Tensor of(std::vector<double> v, DType t = DType::f32) {
+  return tensor(v, {static_cast<int64_t>(v.size())}, {.dtype = t});
+}
+std::vector<double> values(const Tensor& t) { return t.to_vector<double>(); }
+using V = std::vector<double>;
+}  // namespace
+
+TEST_CASE("two tensors promote as in PyTorch") {
+  auto result = [](DType a, DType b) {
+    return (ones({2}, {.dtype = a}) + ones({2}, {.dtype = b})).dtype();
+  };
+  CHECK(result(DType::f32, DType::f64) == DType::f64);
+  CHECK(result(DType::f32, DType::i64) == DType::f32);
+  CHECK(result(DType::i32, DType::i64) == DType::i64);
+  CHECK(result(DType::u8, DType::i32) == DType::i32);
+  CHECK(result(DType::boolean, DType::u8) == DType::u8);
+  CHECK(result(DType::boolean, DType::boolean) == DType::boolean);
+  CHECK((ones({2}, {.dtype = DType::i64}) / ones({2}, {.dtype = DType::i64})).dtype() ==
+        DType::f32);
+  // A 0-d tensor changes the kind only.
+  CHECK((ones({2}) + scalar(1, {.dtype = DType::f64})).dtype() == DType::f32);
+  CHECK((scalar(1, {.dtype = DType::i64}) + ones({2}, {.dtype = DType::u8})).dtype() == DType::u8);
+  CHECK((ones({2}, {.dtype = DType::i64}) + scalar(1.5)).dtype() == DType::f32);
+  CHECK((scalar(1) + scalar(1, {.dtype = DType::f64})).dtype() == DType::f64);
+}
+
+TEST_CASE(
+    "a number keeps a floating dtype, and turns integers into f32 only when it is fractional") {
+  const Tensor f = of({1, 2}), d = of({1, 2}, DType::f64), i = of({1, 2}, DType::i64),
+               u = of({1, 200}, DType::u8), b = of({0, 1}, DType::boolean);
+  CHECK((f * 2.5).dtype() == DType::f32);
+  CHECK((2 - d).dtype() == DType::f64);
+  CHECK((i + 2).dtype() == DType::i64);
+  CHECK((i + 2.0).dtype() == DType::f32);
+  CHECK((i / 2).dtype() == DType::f32);
+  CHECK((b + 1).dtype() == DType::i64);
+  CHECK((b * 0.5).dtype() == DType::f32);
+  CHECK(values(u + 100) == V{101, 44});  // wraps around
+  CHECK(values(gt(u, -1)) == V{1, 1});   // compares numbers, not bytes
+  CHECK(values(lt(u, 300)) == V{1, 1});
+  CHECK(values(maximum(u, -5)) == V{1, 200});
+  CHECK(values(clamp(u, -5, 100)) == V{1, 100});
+  const int64_t big = (int64_t{1} << 60) + 1;  // not a double
+  CHECK((full({1}, 0, {.dtype = DType::i64}) + big).item<int64_t>() == big);
+  CHECK(eq(full({1}, 0, {.dtype = DType::i64}) + big, big - 1).item<bool>() == false);
+  CHECK_THROWS_AS(pow(i, -1), ValueError);
+  CHECK_THROWS_AS(-b, DTypeError);
+  CHECK_THROWS_AS(b - b, DTypeError);
+  CHECK_THROWS_AS(relu(b), DTypeError);
+}
+
+TEST_CASE("gradients reach operands in their own dtype") {
+  Tensor a = of({1, 2}).requires_grad_(), b = of({3, 4}, DType::f64).requires_grad_();
+  const auto g = autograd::grad({a * b}, {a, b}, {of({1, 1}, DType::f64)});
+  CHECK(g[0].dtype() == DType::f32);
+  CHECK(values(g[0]) == V{3, 4});
+  CHECK(values(g[1]) == V{1, 2});
+}
+
+TEST_CASE(
+    "equal inputs of maximum and minimum share the gradient; kinks have PyTorch's derivatives") {
+  Tensor a = of({1, 2, 3}).requires_grad_(), b = of({2, 2, 2}).requires_grad_();
+  const Tensor dy = of({4, 4, 4});
+  auto g = autograd::grad({maximum(a, b)}, {a, b}, {dy});
+  CHECK(values(g[0]) == V{0, 2, 4});
+  CHECK(values(g[1]) == V{4, 2, 0});
+  g = autograd::grad({minimum(a, b)}, {a, b}, {dy});
+  CHECK(values(g[0]) == V{4, 2, 0});
+  CHECK(values(g[1]) == V{0, 2, 4});
+  Tensor x = of({-1, 0, 1}).requires_grad_();
+  CHECK(values(autograd::grad({relu(x)}, {x}, {dy})[0]) == V{0, 0, 4});
+  CHECK(values(autograd::grad({abs(x)}, {x}, {dy})[0]) == V{-4, 0, 4});
+  CHECK(values(autograd::grad({clamp(x, -1, 1)}, {x}, {dy})[0]) == V{4, 4, 4});
+  CHECK(values(autograd::grad({pow(x, 0)}, {x}, {dy})[0]) == V{0, 0, 0});
+  CHECK(values(autograd::grad({leaky_relu(x, 0.5)}, {x}, {dy})[0]) == V{2, 2, 4});
+}
+
+TEST_CASE("where") {
+  const Tensor c = of({1, 0, 1}, DType::boolean);
+  Tensor a = of({1, 2, 3}).requires_grad_(), b = of({10}).requires_grad_();
+  const Tensor y = where(c, a, b);
+  CHECK(values(y.detach()) == V{1, 10, 3});
+  const auto g = autograd::grad({y}, {a, b}, {of({5, 6, 7})});
+  CHECK(values(g[0]) == V{5, 0, 7});
+  CHECK(values(g[1]) == V{6});
+  CHECK(values(where(c, a, 0).detach()) == V{1, 0, 3});
+  CHECK(values(where(c, -1, a).detach()) == V{-1, 2, -1});
+  CHECK(where(c, a, of({1, 2, 3}, DType::i64)).dtype() == DType::f32);
+  CHECK(values(where(of({1, 0}, DType::boolean).unsqueeze(1), of({1, 2}, DType::u8),
+                     of({3}, DType::u8))) == V{1, 2, 3, 3});
+  // What is not chosen does not leak, not even NaN.
+  Tensor x = of({-1, 4}).requires_grad_();
+  CHECK(
+      values(autograd::grad({where(gt(x.detach(), 0), x, std::numeric_limits<double>::quiet_NaN())},
+                            {x}, {of({1, 1})})[0]) == V{0, 1});
+  CHECK_THROWS_AS(where(a, a, b), DTypeError);
+  CHECK_THROWS_AS(where(c, a, of({1, 2})), ShapeError);
+}
+
+TEST_CASE("shapes that do not broadcast are an error that names op and shapes") {
+  CHECK_THROWS_AS(ones({2, 3}) + ones({2}), ShapeError);
+  try {
+    mul(ones({2, 3}), ones({4}));
+    FAIL("no error");
+  } catch (const ShapeError& e) {
+    const std::string text = e.what();
+    CHECK(text.find("mul") != std::string::npos);
+    CHECK(text.find("[2, 3]") != std::string::npos);
+    CHECK(text.find("[4]") != std::string::npos);
+  }
+}
+
+TEST_CASE("the last handle's bytes take the result, if nobody can see them") {
+  Tensor t = of({-1, 2});
+  const void* bytes = t.data_ptr();
+  Tensor y = relu(std::move(t));
+  CHECK(y.data_ptr() == bytes);
+  CHECK(values(y) == V{0, 2});
+  CHECK((std::move(y) * 3.0).data_ptr() == bytes);
+
+  Tensor kept = of({-1, 2}), alias = kept;
+  CHECK(relu(kept).data_ptr() != kept.data_ptr());
+  CHECK(relu(std::move(alias)).data_ptr() != kept.data_ptr());
+  CHECK(values(kept) == V{-1, 2});
+  CHECK(relu(kept.slice(0, {0, 1})).data_ptr() != kept.data_ptr());
+  CHECK(values(kept) == V{-1, 2});
+
+  float mine[] = {-1, 2};
+  relu(from_blob(mine, {2}));
+  CHECK(mine[0] == -1);
+
+  // silu's derivative reads its input.
+  Tensor s = of({-1, 2});
+  const void* at = s.data_ptr();
+  CHECK(silu(std::move(s)).data_ptr() != at);
+}
+
+TEST_CASE("working in place never touches what backward needs") {
+  Tensor x = of({-1, 0.5, 2}).requires_grad_();
+  const Tensor w = of({1, 1, 1});
+  const V want = values(autograd::grad({relu(sigmoid(x) + 0.0)}, {x}, {w})[0]);
+  CHECK(values(autograd::grad({relu(sigmoid(x))}, {x}, {w})[0]) ==
+        want);               // sigmoid keeps its output
+  Tensor y = relu(x * 1.0);  // in place, and keeps its output
+  const void* bytes = y.data_ptr();
+  Tensor z = std::move(y) * 2.0;
+  CHECK(z.data_ptr() != bytes);
+  CHECK(values(autograd::grad({z}, {x}, {w})[0]) == V{0, 2, 2});
+  const void* leaf_bytes = x.data_ptr();
+  CHECK(relu(std::move(x)).data_ptr() != leaf_bytes);  // a leaf's values are the user's
+}
+
+TEST_CASE("in-place ops refuse what would spoil gradients") {
+  Tensor leaf = of({1, 2}).requires_grad_();
+  CHECK_THROWS_AS(relu_(leaf), AutogradError);
+  CHECK_THROWS_AS(leaf.add_(1), AutogradError);
+  {
+    NoGradGuard guard;
+    leaf.add_(1);
+    CHECK(values(leaf) == V{2, 3});
+  }
+  Tensor y = leaf * 1.0;
+  {
+    const Tensor view = y.slice(0, {0, 1});
+    CHECK_THROWS_AS(y.mul_(2), AutogradError);
+    Tensor writable = view;
+    CHECK_THROWS_AS(writable.mul_(2), AutogradError);
+  }
+  y.mul_(2);  // the view is gone
+  CHECK(values(autograd::grad({y}, {leaf}, {of({1, 1})})[0]) == V{2, 2});
+
+  Tensor buffer = zeros({2});
+  Tensor part = buffer.slice(0, {0, 1});
+  CHECK_THROWS_AS(part.add_(leaf.slice(0, {0, 1})),
+                  AutogradError);  // buffer would not learn of the gradient
+
+  Tensor s = sigmoid(leaf);
+  s.add_(1);
+  CHECK_THROWS_AS(autograd::grad({s}, {leaf}, {of({1, 1})}),
+                  AutogradError);  // sigmoid's output was changed
+}
+
+TEST_CASE("in-place ops with an operand that requires grad, that overlaps, or that does not fit") {
+  Tensor w = of({3, 4}).requires_grad_();
+  Tensor x = of({1, 2});
+  x.mul_(w);
+  CHECK(x.requires_grad());
+  CHECK(values(autograd::grad({x}, {w}, {of({1, 1})})[0]) == V{1, 2});
+
+  Tensor y = w * 1.0;
+  y.mul_(y);
+  CHECK(values(autograd::grad({y}, {w}, {of({1, 1})})[0]) == V{6, 8});
+
+  Tensor m = of({1, 2, 3, 4}).view({2, 2});
+  m.add_(m.t());
+  CHECK(values(m) == V{2, 5, 5, 8});
+  Tensor line = of({1, 2, 3, 4});
+  Tensor tail = line.slice(0, {1, 4});
+  tail.add_(line.slice(0, {0, 3}));
+  CHECK(values(line) == V{1, 3, 5, 7});
+
+  CHECK_THROWS_AS(x.add_(ones({3, 2})), ShapeError);
+  Tensor repeated = ones({1}).expand({3});
+  CHECK_THROWS_AS(repeated.add_(1), ShapeError);
+  Tensor i = of({1, 2}, DType::i64);
+  CHECK_THROWS_AS(i.add_(of({1, 2})), DTypeError);
+  CHECK_THROWS_AS(i.mul_(0.5), DTypeError);
+  CHECK_THROWS_AS(div_(i, 2), DTypeError);
+  CHECK_THROWS_AS(sqrt_(i), DTypeError);
+  i.mul_(3).add_(of({1, 1}, DType::i32), 2);
+  CHECK(values(i) == V{5, 8});
+  Tensor f = of({1, 2});
+  f.add_(of({1, 1}, DType::f64));
+  CHECK(f.dtype() == DType::f32);
+}
+
+TEST_CASE("ops keep for backward only what their derivatives read") {
+  using namespace lockstep::formulas;
+  CHECK(reads<Relu, 0> == (Probe::kY | Probe::kDy));
+  CHECK(reads<Silu, 0> == (Probe::kA | Probe::kDy));
+  CHECK(reads<Mul, 0> == (Probe::kB | Probe::kDy));
+  CHECK(reads<Mul, 1> == (Probe::kA | Probe::kDy));
+  CHECK(passes_on<Add, 0>);
+  CHECK(passes_on<Sub, 0>);
+  CHECK_FALSE(passes_on<Sub, 1>);
+}

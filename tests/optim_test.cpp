@@ -1,0 +1,253 @@
+// Optimizers: PyTorch's trajectories, every layout of memory, state that is saved and loaded, and
+// refusals.
+#include <doctest/doctest.h>
+
+#include <lockstep/nn/linear.h>
+#include <lockstep/optim/optim.h>
+#include <lockstep/tensor/node.h>
+#include <lockstep/tensor/ops/elementwise.h>
+#include <lockstep/tensor/ops/reduce.h>
+#include <lockstep/tensor/parallel.h>
+#include <lockstep/tensor/random.h>
+
+#include "golden.h"
+#include "temporary_folder.h"
+
+using namespace lockstep;
+
+namespace {
+
+constexpr int kSteps = 12;
+
+const Golden& golden() {
+  static const Golden g("optim.safetensors");
+  return g;
+}
+
+/// A golden tensor laid out in memory as `variant` says: the values must not depend on it.
+enum class Layout { contiguous, transposed, gappy };
+Tensor laid_out(const Tensor& values, Layout layout) {
+  if (layout == Layout::contiguous) return values.clone();
+  if (layout == Layout::transposed) {
+    Shape order;
+    for (int i = values.dim() - 1; i >= 0; --i) order.push_back(i);
+    return values.clone().permute(order).contiguous().permute(order);
+  }
+  Shape wide = values.shape();
+  wide[values.dim() - 1] *= 2;
+  Tensor t = zeros(wide, {.dtype = values.dtype()}).slice(-1, {.step = 2});
+  t.copy_(values);
+  return t;
+}
+
+std::vector<Tensor> start(DType dtype, Layout layout) {
+  std::vector<Tensor> params;
+  for (int i = 0; i < 3; ++i)
+    params.push_back(
+        laid_out(golden()["start." + std::to_string(i)].to(dtype), layout).requires_grad_());
+  return params;
+}
+void set_gradients(const std::vector<Tensor>& params, int step, Layout layout) {
+  for (int i = 0; i < 3; ++i) {
+    const Tensor g =
+        golden()["grad." + std::to_string(step) + "." + std::to_string(i)].to(params[0].dtype());
+    params[static_cast<size_t>(i)].set_grad(step == 3 && i == 1 ? Tensor() : laid_out(g, layout));
+  }
+}
+
+/// Runs the case of that name in make_optim.py; `make` builds the optimizer from the parameters.
+template <class Make>
+void check(const std::string& name, Make make) {
+  for (const DType dtype : {DType::f64, DType::f32})
+    for (const Layout layout : {Layout::contiguous, Layout::transposed, Layout::gappy})
+      for (const Layout gradients : {Layout::contiguous, layout}) {
+        CAPTURE(name);
+        CAPTURE(static_cast<int>(layout));
+        const auto params = start(dtype, layout);
+        auto opt = make(params);
+        for (int step = 0; step < kSteps; ++step) {
+          set_gradients(params, step, gradients);
+          opt.step();
+          const std::string key =
+              name + (dtype == DType::f64 ? ".f64" : ".f32") + ".step" + std::to_string(step) + ".";
+          if (!golden().has(key + "0")) continue;
+          for (int i = 0; i < 3; ++i)
+            CHECK(difference(params[static_cast<size_t>(i)], golden()[key + std::to_string(i)]) <=
+                  (dtype == DType::f64 ? 1e-13 : 2e-6));
+        }
+      }
+}
+
+}  // namespace
+
+TEST_CASE("trajectories equal PyTorch's") {
+  using P = const std::vector<Tensor>&;
+  check("sgd", [](P p) { return optim::SGD{p, {.lr = 0.1}}; });
+  check("sgd_decay", [](P p) { return optim::SGD{p, {.lr = 0.1, .weight_decay = 0.05}}; });
+  check("sgd_momentum", [](P p) {
+    return optim::SGD{p, {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01}};
+  });
+  check("sgd_dampening", [](P p) {
+    return optim::SGD{p, {.lr = 0.1, .momentum = 0.9, .dampening = 0.3}};
+  });
+  check("sgd_nesterov", [](P p) {
+    return optim::SGD{p, {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01, .nesterov = true}};
+  });
+  check("adam", [](P p) { return optim::Adam{p, {.lr = 0.05}}; });
+  check("adam_decay", [](P p) {
+    return optim::Adam{p, {.lr = 0.05, .betas = {0.8, 0.95}, .eps = 1e-3, .weight_decay = 0.1}};
+  });
+  check("adam_amsgrad", [](P p) {
+    return optim::Adam{p, {.lr = 0.05, .betas = {0.5, 0.6}, .amsgrad = true}};
+  });
+  check("adamw", [](P p) { return optim::AdamW{p, {.lr = 0.05}}; });
+  check("adamw_amsgrad", [](P p) {
+    return optim::AdamW{p, {.lr = 0.05, .betas = {0.5, 0.6}, .weight_decay = 0.2, .amsgrad = true}};
+  });
+  check("adamw_groups", [](P p) {
+    return optim::AdamW{{{.params = {p[0]}, .options = {.lr = 0.02, .weight_decay = 0.3}},
+                         {.params = {p[1], p[2]}, .options = {.lr = 0.05, .weight_decay = 0}}}};
+  });
+}
+
+TEST_CASE("many tensors of awkward sizes, on any number of threads, bitwise") {
+  auto run = [](int threads) {
+    set_num_threads(threads);
+    manual_seed(3);
+    std::vector<Tensor> params;
+    for (int64_t n : {1, 0, 63, 64, 65, 20000, 3, 16384, 40001})
+      params.push_back(randn({n}).requires_grad_());
+    optim::AdamW opt{params, {.lr = 0.01}};
+    for (int step = 0; step < 3; ++step) {
+      for (Tensor& p : params) p.set_grad(randn(p.shape()));
+      opt.step();
+    }
+    set_num_threads(1);
+    return params;
+  };
+  const auto a = run(1), b = run(2);
+  for (size_t i = 0; i < a.size(); ++i) CHECK(difference(a[i], b[i]) == 0);
+  // Element by element the same as a tensor of its own would get.
+  manual_seed(3);
+  Tensor alone;
+  for (int64_t n : {1, 0, 63, 64, 65, 20000, 3, 16384, 40001}) alone = randn({n});
+  alone.requires_grad_();
+  optim::AdamW opt{{alone}, {.lr = 0.01}};
+  for (int step = 0; step < 3; ++step) {
+    for (int64_t n : {1, 0, 63, 64, 65, 20000, 3, 16384}) randn({n});
+    alone.set_grad(randn({40001}));
+    opt.step();
+  }
+  CHECK(difference(a.back(), alone) == 0);
+}
+
+TEST_CASE("a step bumps the version of what it changed, and a stale backward is noticed") {
+  Tensor w = ones({3}).requires_grad_(), frozen = ones({3}).requires_grad_();
+  optim::SGD opt{{w, frozen}, {.lr = 0.1}};
+  const Tensor y = (w * w).sum();
+  w.set_grad(ones({3}));
+  const uint32_t before = w.storage().version(), other = frozen.storage().version();
+  opt.step();
+  CHECK(w.storage().version() > before);
+  CHECK(frozen.storage().version() == other);
+  CHECK(difference(frozen, ones({3})) == 0);
+  CHECK_THROWS_AS(y.backward(), AutogradError);
+}
+
+TEST_CASE("zero_grad: to none, or to zeros in place") {
+  Tensor w = ones({3}).requires_grad_();
+  optim::SGD opt{{w}, {.lr = 0.1}};
+  w.set_grad(ones({3}));
+  const void* bytes = w.grad().data_ptr();
+  opt.zero_grad(false);
+  CHECK(w.grad().data_ptr() == bytes);
+  CHECK(difference(w.grad(), zeros({3})) == 0);
+  opt.zero_grad();
+  CHECK(!w.grad().defined());
+  opt.step();
+  CHECK(difference(w, ones({3})) == 0);
+}
+
+TEST_CASE("the state goes through a file, and the run goes on as if it had not stopped") {
+  const TemporaryFolder folder;
+  auto make = [](const std::vector<Tensor>& p) {
+    return optim::Adam{{{.params = {p[0]}, .options = {.lr = 0.1, .amsgrad = true}},
+                        {.params = {p[1], p[2]}, .options = {.lr = 0.05, .betas = {0.8, 0.9}}}}};
+  };
+  const auto whole = start(DType::f32, Layout::contiguous),
+             parts = start(DType::f32, Layout::contiguous);
+  auto a = make(whole), b = make(parts);
+  for (int step = 0; step < 6; ++step) {
+    set_gradients(whole, step, Layout::contiguous);
+    set_gradients(parts, step, Layout::contiguous);
+    a.step();
+    b.step();
+    if (step == 2) a.set_lr(1, 0.2), b.set_lr(1, 0.2);
+  }
+  save_safetensors(folder / "optimizer.safetensors", b.state_dict());
+  // A fresh optimizer over the same values, in another layout, with other options: all comes from
+  // the file.
+  std::vector<Tensor> resumed;
+  for (const Tensor& p : parts)
+    resumed.push_back(laid_out(p.detach(), Layout::transposed).requires_grad_());
+  optim::Adam c{{{.params = {resumed[0]}}, {.params = {resumed[1], resumed[2]}}}};
+  c.load_state_dict(load_safetensors(folder / "optimizer.safetensors").tensors);
+  CHECK(c.lr(1) == 0.2);
+  CHECK(c.options(0).amsgrad);
+  for (int step = 6; step < kSteps; ++step) {
+    set_gradients(whole, step, Layout::contiguous);
+    set_gradients(resumed, step, Layout::contiguous);
+    a.step();
+    c.step();
+  }
+  for (size_t i = 0; i < 3; ++i) CHECK(difference(whole[i], resumed[i]) == 0);
+  // b itself was not disturbed by its state being taken: the dict holds copies.
+  auto state = b.state_dict();
+  CHECK(state[1].first == "state.0.exp_avg");
+  state[1].second.zero_();
+  CHECK(difference(b.state_dict()[1].second, state[1].second) > 0);
+}
+
+TEST_CASE("a state that does not fit is refused and changes nothing") {
+  Tensor w = ones({3}).requires_grad_(), v = ones({2}).requires_grad_();
+  optim::SGD a{{w}, {.lr = 0.1, .momentum = 0.9}}, two{{w, v}, {.lr = 0.5, .momentum = 0.9}};
+  w.set_grad(ones({3}));
+  v.set_grad(ones({2}));
+  a.step();
+  two.step();
+  CHECK_THROWS_AS(a.load_state_dict(two.state_dict()), ValueError);
+  CHECK(a.lr() == 0.1);
+  auto state = a.state_dict();
+  state[1].second = zeros({4});
+  CHECK_THROWS_AS(a.load_state_dict(state), ValueError);
+  CHECK_THROWS_AS(optim::Adam({w}, {}).load_state_dict(a.state_dict()), ValueError);
+}
+
+TEST_CASE("parameters and options are checked") {
+  Tensor w = ones({3}).requires_grad_();
+  CHECK_THROWS_AS(optim::SGD({}, {}), ValueError);
+  CHECK_THROWS_AS(optim::SGD({w, w}, {}), ValueError);
+  CHECK_THROWS_AS(optim::SGD({w * 2}, {}), ValueError);
+  CHECK_THROWS_AS(optim::SGD({w}, {.lr = -1}), ValueError);
+  CHECK_THROWS_AS(optim::SGD({w}, {.nesterov = true}), ValueError);
+  CHECK_THROWS_AS(optim::AdamW({w}, {.betas = {1, 0.9}}), ValueError);
+  CHECK_THROWS_AS(optim::SGD({w}, {}).set_lr(2, 0.1), IndexError);
+  CHECK(optim::AdamW({w}, {}).options().weight_decay == 1e-2);
+}
+
+TEST_CASE("a module moved to another dtype keeps training with the same optimizer") {
+  manual_seed(1);
+  nn::Linear net{4, 1};
+  const Tensor x = randn({32, 4}), target = x.sum({1}, true);
+  optim::SGD opt{net.parameters(), {.lr = 0.05, .momentum = 0.9}};
+  double loss = 0;
+  for (int step = 0; step < 200; ++step) {
+    if (step == 100) net.to(DType::f64);
+    const Tensor e = net(x.to(net.weight.dtype())) - target.to(net.weight.dtype());
+    opt.zero_grad();
+    e.square().mean().backward();
+    opt.step();
+    loss = e.square().mean().item<double>();
+  }
+  CHECK(loss < 1e-6);
+}

@@ -1,0 +1,318 @@
+// safetensors: round trips, a file that Python's package wrote, and files that want to hurt.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include <lockstep/tensor/node.h>
+#include <lockstep/tensor/safetensors.h>
+
+#include "temporary_folder.h"
+
+using namespace lockstep;
+using namespace std::string_literals;
+
+namespace {
+
+std::string golden(const std::string& name) {
+  return (std::filesystem::path(__FILE__).parent_path() / "golden" / name).string();
+}
+
+std::string with_length(const std::string& header, const std::string& data) {
+  const uint64_t n = header.size();
+  std::string s(sizeof n, '\0');
+  std::memcpy(s.data(), &n, sizeof n);
+  return s + header + data;
+}
+
+// Loads these bytes; the message of the IoError, or "" when they load.
+std::string error_of(const std::string& bytes) {
+  TemporaryFolder folder;
+  const std::string path = folder / "x.safetensors";
+  put_file(path, bytes);
+  try {
+    const Safetensors file = load_safetensors(path);
+    for (const auto& [name, tensor] : file.tensors) CHECK(tensor.is_contiguous());
+    return "";
+  } catch (const IoError& e) {
+    CHECK(std::string(e.what()).find("load_safetensors: " + path) == 0);
+    return e.what();
+  }
+}
+std::string error_of(const std::string& header, const std::string& data) {
+  return error_of(with_length(header, data));
+}
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+#define CHECK_ERROR(part, ...)                      \
+  do {                                              \
+    const std::string text = error_of(__VA_ARGS__); \
+    CHECK_MESSAGE(contains(text, part), text);      \
+  } while (false)
+
+// An entry of a header.
+std::string entry(const std::string& name, const std::string& dtype, const std::string& shape,
+                  const std::string& offsets) {
+  return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape +
+         ",\"data_offsets\":" + offsets + "}";
+}
+
+Tensor f16_tensor(const std::vector<uint16_t>& bits, DType dtype) {
+  Tensor t = empty({static_cast<int64_t>(bits.size())}, {.dtype = dtype});
+  std::memcpy(t.data_ptr(), bits.data(), bits.size() * 2);
+  return t;
+}
+
+}  // namespace
+
+TEST_CASE("what is saved is loaded: names, order, dtypes, shapes, bytes, metadata") {
+  TemporaryFolder folder;
+  const std::string path = folder / "net.safetensors";
+  const NamedTensors saved = {
+      {"fc.weight", tensor<float>({1.5f, -2, NAN, 4, 5, 6}, {2, 3})},
+      {"flag", tensor<bool>({true, false}, {2})},
+      {"big", tensor<int64_t>({int64_t{1} << 60}, {1})},
+      {"half", f16_tensor({0x3C00, 0x4000}, DType::f16)},
+      {"fc.bias", tensor<float>({7, 8}, {2})},
+      {"scalar", scalar(2.5, {.dtype = DType::f64})},
+      {"empty", zeros({0, 4})},
+      {"odd name: \"\\\n\xC3\xA4", tensor<uint8_t>({9}, {1})},
+      {"int", tensor<int32_t>({-1}, {1, 1, 1, 1, 1, 1, 1, 1})},
+      {"brain", f16_tensor({0x3F80}, DType::bf16)},
+  };
+  save_safetensors(path, saved, {{"epoch", "3"}});
+  const Safetensors loaded = load_safetensors(path);
+  CHECK(loaded.metadata == Metadata{{"epoch", "3"}, {"format", "pt"}});
+  REQUIRE(loaded.tensors.size() == saved.size());
+  for (const auto& [name, tensor] : saved) {
+    const std::string& label = name;  // clang 14 captures no structured binding
+    CAPTURE(label);
+    const Tensor& back = loaded.at(name);
+    CHECK(back.dtype() == tensor.dtype());
+    CHECK(back.shape() == tensor.shape());
+    CHECK(std::memcmp(back.data_ptr(), tensor.data_ptr(),
+                      static_cast<size_t>(tensor.numel()) * size_of(tensor.dtype())) == 0);
+  }
+  // Wide elements first, so that all are aligned; otherwise as given.
+  std::string order;
+  for (const auto& [name, tensor] : loaded.tensors) order += name.substr(0, 3) + " ";
+  CHECK(order == "big sca fc. fc. emp int hal bra fla odd ");
+  CHECK(loaded.tensors[2].first == "fc.weight");
+
+  const std::string bytes = get_file(path);
+  uint64_t header = 0;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  CHECK((8 + header) % 64 == 0);
+  CHECK(bytes[8] == '{');
+}
+
+TEST_CASE("strided tensors and tensors with gradients are saved by value") {
+  TemporaryFolder folder;
+  const Tensor t = tensor<float>({1, 2, 3, 4, 5, 6}, {2, 3}).requires_grad_();
+  save_safetensors(folder / "a", {{"t", t.t()}, {"column", t.detach().select(1, 1)}, {"twice", t}});
+  const Safetensors file = load_safetensors(folder / "a");
+  CHECK(file.at("t").shape() == Shape{3, 2});
+  CHECK(file.at("t").to_vector<int>() == std::vector<int>{1, 4, 2, 5, 3, 6});
+  CHECK(file.at("column").to_vector<int>() == std::vector<int>{2, 5});
+  CHECK(file.at("twice").to_vector<int>() == std::vector<int>{1, 2, 3, 4, 5, 6});
+  CHECK(!file.at("twice").requires_grad());
+
+  const Tensor half = f16_tensor({1, 2, 3, 4, 5, 6}, DType::f16).view({2, 3});
+  save_safetensors(folder / "b", {{"half", half.t()}});
+  const Safetensors second = load_safetensors(folder / "b");
+  const auto* bits = static_cast<const uint16_t*>(second.at("half").data_ptr());
+  CHECK(std::vector<uint16_t>(bits, bits + 6) == std::vector<uint16_t>{1, 4, 2, 5, 3, 6});
+}
+
+TEST_CASE("a file of no tensors, and a format of one's own") {
+  TemporaryFolder folder;
+  save_safetensors(folder / "a", {}, {{"format", "mine"}});
+  CHECK(load_safetensors(folder / "a").tensors.empty());
+  CHECK(load_safetensors(folder / "a").metadata == Metadata{{"format", "mine"}});
+  CHECK(error_of("{}", "") == "");
+}
+
+TEST_CASE("what must not be saved") {
+  TemporaryFolder folder;
+  const Tensor t = zeros({1});
+  const auto save = [&](const NamedTensors& tensors, const Metadata& metadata = {}) {
+    save_safetensors(folder / "a", tensors, metadata);
+  };
+  CHECK_THROWS_AS(save({{"a", t}, {"b", t}, {"a", t}}), ValueError);
+  CHECK_THROWS_AS(save({{"__metadata__", t}}), ValueError);
+  CHECK_THROWS_AS(save({{"a", Tensor()}}), ValueError);
+  CHECK_THROWS_AS(save({{"a\0b"s, t}}), ValueError);
+  CHECK_THROWS_AS(save({{std::string(5000, 'a'), t}}), ValueError);
+  CHECK_THROWS_AS(save({{"\xFF", t}}), ValueError);
+  CHECK_THROWS_AS(save({{"a", t}}, {{"k", "\xFF"}}), ValueError);
+  CHECK(folder.entries() == 0);
+  CHECK_THROWS_AS(load_safetensors(folder / "a"), IoError);
+}
+
+TEST_CASE("a missing name lists what is there") {
+  Safetensors file;
+  file.tensors = {{"fc.weight", zeros({1})}, {"fc.bias", zeros({1})}};
+  CHECK(file.find("nothing") == nullptr);
+  CHECK_THROWS_WITH_AS(
+      file.at("fc.wieght"),
+      "safetensors: no tensor is named 'fc.wieght'; the file has 'fc.weight', 'fc.bias'",
+      ValueError);
+}
+
+TEST_CASE("a file from Python's safetensors") {
+  const Safetensors file = load_safetensors(golden("python.safetensors"));
+  CHECK(file.metadata == Metadata{{"format", "pt"}, {"made by", "safetensors"}});
+  CHECK(file.tensors.size() == 11);
+  CHECK(file.at("weight").shape() == Shape{2, 3});
+  CHECK(file.at("weight").to_vector<float>() ==
+        std::vector<float>{-1, -0.75f, -0.5f, -0.25f, 0, 0.25f});
+  CHECK(file.at("double").to_vector<double>() == std::vector<double>{0.1, -1e300, INFINITY});
+  CHECK(file.at("long").shape() == Shape{2, 1});
+  CHECK(file.at("long").to_vector<int64_t>() == std::vector<int64_t>{-(int64_t{1} << 62), 7});
+  CHECK(file.at("int").to_vector<int32_t>() == std::vector<int32_t>{-5, 2147483647});
+  CHECK(file.at("byte").to_vector<int>() == std::vector<int>{0, 255, 3});
+  CHECK(file.at("flag").to_vector<bool>() == std::vector<bool>{true, false, true});
+  CHECK(file.at("scalar").dim() == 0);
+  CHECK(file.at("scalar").item<float>() == 2.5f);
+  CHECK(file.at("empty").shape() == Shape{0, 4});
+  CHECK(file.at("n\xC3\xA4me \"quoted\"").item<int>() == 9);
+  CHECK(file.at("half").dtype() == DType::f16);
+  CHECK(file.at("brain").dtype() == DType::bf16);
+  const auto bits = [](const Tensor& t) {
+    std::vector<uint16_t> v(static_cast<size_t>(t.numel()));
+    std::memcpy(v.data(), t.data_ptr(), v.size() * 2);
+    return v;
+  };
+  CHECK(bits(file.at("half")) == std::vector<uint16_t>{0x3C00, 0xC100});
+  CHECK(bits(file.at("brain")) == std::vector<uint16_t>{0x3F80, 0xC000});
+}
+
+TEST_CASE("headers that break a rule") {
+  const std::string a = entry("a", "U8", "[2]", "[0,2]");
+  REQUIRE(error_of("{" + a + "}", "xy") == "");
+  REQUIRE(error_of("{" + a + "}   ", "xy") == "");
+
+  CHECK_ERROR("it has 0 bytes", "");
+  CHECK_ERROR("it has 7 bytes", "1234567");
+  CHECK_ERROR("claims a header of 18446744073709551615 bytes, and the limit is",
+              std::string(8, '\xFF') + "{}");
+  CHECK_ERROR("claims a header of 100000001 bytes", "\x01\xE1\xF5\x05\0\0\0\0{}"s);
+  CHECK_ERROR("claims a header of 3 bytes and has only 2", "\x03\0\0\0\0\0\0\0{}"s);
+  CHECK_ERROR("not one JSON object", "", "");
+  CHECK_ERROR("not one JSON object", "[]", "");
+  CHECK_ERROR("not one JSON object", " {}", "");
+  CHECK_ERROR("not one JSON object", "\xEF\xBB\xBF{}", "");
+  CHECK_ERROR("not one JSON object", "{}\n", "");
+  CHECK_ERROR("not one JSON object", "{}\0"s, "");
+  CHECK_ERROR("not JSON at its byte", "{}{}", "");
+  CHECK_ERROR("not JSON at its byte", "{" + a + ",}", "xy");
+  CHECK_ERROR("not JSON at its byte", "{\"\xFF\":{}}", "");
+
+  CHECK_ERROR("the name 'a' occurs twice", "{" + a + "," + a + "}", "xy");
+  CHECK_ERROR("the key 'dtype' occurs twice in tensor 'a'", R"({"a":{"dtype":"U8","dtype":"U8"}})",
+              "");
+  CHECK_ERROR("the name '__metadata__' occurs twice",
+              R"({"__metadata__":{"a":"b"},"__metadata__":{"c":"d"}})", "");
+  CHECK_ERROR("the key 'a' occurs twice in __metadata__", R"({"__metadata__":{"a":"b","a":"c"}})",
+              "");
+  CHECK_ERROR("a name with a NUL byte", R"({"a\u0000b":{}})", "");
+  CHECK_ERROR("a name of 4097 bytes", "{\"" + std::string(4097, 'a') + "\":{}}", "");
+
+  CHECK_ERROR("tensor 'a' has no \"dtype\"", R"({"a":{}})", "");
+  CHECK_ERROR("tensor 'a' has no \"data_offsets\"", R"({"a":{"dtype":"U8","shape":[]}})", "");
+  CHECK_ERROR("has 1 data_offsets, not 2", "{" + entry("a", "U8", "[2]", "[2]") + "}", "xy");
+  CHECK_ERROR("has 3 data_offsets, not 2", "{" + entry("a", "U8", "[2]", "[0,1,2]") + "}", "xy");
+  CHECK_ERROR("-2 in tensor 'a' is negative", "{" + entry("a", "U8", "[-2]", "[0,2]") + "}", "xy");
+  CHECK_ERROR("2.0 in tensor 'a' is not a plain integer",
+              "{" + entry("a", "U8", "[2.0]", "[0,2]") + "}", "xy");
+  CHECK_ERROR("2e0 in tensor 'a' is not a plain integer",
+              "{" + entry("a", "U8", "[2e0]", "[0,2]") + "}", "xy");
+  CHECK_ERROR("is above 2^48", "{" + entry("a", "U8", "[281474976710657]", "[0,2]") + "}", "xy");
+  CHECK_ERROR("is not a plain integer",
+              "{" + entry("a", "U8", "[99999999999999999999]", "[0,2]") + "}", "xy");
+  CHECK_ERROR("a string in tensor 'a'", "{" + entry("a", "U8", "\"2\"", "[0,2]") + "}", "xy");
+  CHECK_ERROR("null in tensor 'a'", "{" + entry("a", "U8", "null", "[0,2]") + "}", "xy");
+  CHECK_ERROR("a number in tensor 'a'", R"({"a":{"dtype":8}})", "");
+  CHECK_ERROR("an array in tensor 'a'", "{" + entry("a", "U8", "[[2]]", "[0,2]") + "}", "xy");
+  CHECK_ERROR("nests an object", R"({"a":{"dtype":{}}})", "");
+  CHECK_ERROR("a number in __metadata__", R"({"__metadata__":{"a":1}})", "");
+  CHECK_ERROR("an array in __metadata__", R"({"__metadata__":{"a":[]}})", "");
+  CHECK_ERROR("where it must not", R"({"a":1})", "");
+  CHECK_ERROR("where it must not", R"({"__metadata__":"x"})", "");
+  CHECK_ERROR("array", R"({"a":[]})", "");
+  CHECK_ERROR(
+      "has more than 64 numbers",
+      "{\"a\":{\"shape\":[1" +
+          [] {
+            std::string s;
+            for (int i = 0; i < 64; ++i) s += ",1";
+            return s;
+          }() +
+          "]}}",
+      "");
+
+  CHECK_ERROR("has dtype 'I16', and only F32", "{" + entry("a", "I16", "[1]", "[0,2]") + "}", "xy");
+  CHECK_ERROR("has 9 dimensions", "{" + entry("a", "U8", "[1,1,1,1,1,1,1,1,2]", "[0,2]") + "}",
+              "xy");
+  CHECK_ERROR("a byte other than 0 and 1", "{" + entry("a", "BOOL", "[2]", "[0,2]") + "}",
+              "\x01\x02");
+
+  // keys of later versions are passed over
+  CHECK(error_of(R"({"a":{"new":[1,true],"dtype":"U8","x":null,"shape":[2],"data_offsets":[0,2]}})",
+                 "xy") == "");
+}
+
+TEST_CASE("offsets and sizes that do not agree") {
+  const auto two = [](const std::string& first, const std::string& second) {
+    return "{" + entry("a", "U8", "[2]", first) + "," + entry("b", "U8", "[2]", second) + "}";
+  };
+  REQUIRE(error_of(two("[0,2]", "[2,4]"), "wxyz") == "");
+  REQUIRE(error_of(two("[2,4]", "[0,2]"), "wxyz") == "");
+  CHECK_ERROR("tensor 'b' spans bytes 1 to 3, and must begin at 2", two("[0,2]", "[1,3]"),
+              "wxy");  // overlap
+  CHECK_ERROR("tensor 'b' spans bytes 3 to 5, and must begin at 2", two("[0,2]", "[3,5]"),
+              "vwxyz");  // hole
+  CHECK_ERROR("tensor 'a' spans bytes 1 to 3, and must begin at 0",
+              "{" + entry("a", "U8", "[2]", "[1,3]") + "}", "xyz");
+  CHECK_ERROR("spans bytes 2 to 0", "{" + entry("a", "U8", "[2]", "[2,0]") + "}", "xy");
+  CHECK_ERROR("needs 3 bytes, and its data_offsets span 2",
+              "{" + entry("a", "U8", "[3]", "[0,2]") + "}", "xy");
+  CHECK_ERROR("needs 8 bytes, and its data_offsets span 2",
+              "{" + entry("a", "F32", "[2]", "[0,2]") + "}", "xy");
+  CHECK_ERROR("its tensors end at byte 63 and it has 64 bytes",
+              "{" + entry("a", "U8", "[2]", "[0,2]") + "}", "xyz");
+  CHECK_ERROR("its tensors end at byte", "{" + entry("a", "U8", "[2]", "[0,2]") + "}", "x");
+  CHECK_ERROR("its tensors end at byte",
+              "{" + entry("a", "U8", "[281474976710656]", "[0,281474976710656]") + "}", "x");
+  CHECK_ERROR("overflow", "{" + entry("a", "U8", "[16777216,16777216,16777216]", "[0,0]") + "}",
+              "");
+  CHECK_ERROR("overflow", "{" + entry("a", "U8", "[0,16777216,16777216,16777216]", "[0,0]") + "}",
+              "");
+  CHECK_ERROR("overflow", "{" + entry("a", "F64", "[4194304,4194304,262144]", "[0,0]") + "}", "");
+  // an empty tensor may stand where another begins
+  CHECK(error_of(
+            "{" + entry("b", "U8", "[2]", "[0,2]") + "," + entry("a", "F32", "[0]", "[0,0]") + "}",
+            "xy") == "");
+}
+
+TEST_CASE("a file cut or changed at any byte fails cleanly or still makes sense") {
+  const std::string good = get_file(golden("python.safetensors"));
+  REQUIRE(error_of(good) == "");
+  for (size_t n = 0; n < good.size(); ++n) CHECK(error_of(good.substr(0, n)) != "");
+  CHECK(error_of(good + "x") != "");
+  for (size_t i = 0; i < good.size(); ++i)
+    for (int flip : {0x01, 0x10, 0x80, 0xFF}) {
+      std::string bad = good;
+      bad[i] = static_cast<char>(bad[i] ^ flip);
+      error_of(bad);  // anything but an IoError fails the test by leaving it
+    }
+}
+
+TEST_CASE("deep nesting and a long header cost no more than their length") {
+  CHECK_ERROR("array", "{\"a\":" + std::string(1'000'000, '[') + "}", "");
+  std::string many = "{";
+  for (int i = 0; i < 20'000; ++i)
+    many += (i ? "," : "") + entry("t" + std::to_string(i), "U8", "[0]", "[0,0]");
+  CHECK(error_of(many + "}", "") == "");
+}

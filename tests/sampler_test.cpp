@@ -1,0 +1,195 @@
+// Who sees which sample: every rule of sharding checked over all small cases, and PyTorch's
+// DistributedSampler.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <set>
+
+#include <lockstep/data/sampler.h>
+#include <lockstep/tensor/warning.h>
+
+using namespace lockstep;
+using data::BatchPlan;
+using data::Shard;
+
+namespace {
+
+std::vector<int64_t> iota(int64_t n) {
+  std::vector<int64_t> v(static_cast<size_t>(n));
+  std::iota(v.begin(), v.end(), int64_t{0});
+  return v;
+}
+
+// The global batches as lists of positions.
+std::vector<data::Range> global_batches(const BatchPlan& plan) {
+  std::vector<data::Range> all;
+  for (int64_t i = 0; i < plan.batches(); ++i) all.push_back(plan.global(i));
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("a plan covers every sample once, evenly, with the same number of batches on each rank") {
+  for (int size = 1; size <= 5; ++size)
+    for (int64_t batch = 1; batch <= 4; ++batch)
+      for (int64_t n = size; n <= 45; ++n) {
+        CAPTURE(size);
+        CAPTURE(batch);
+        CAPTURE(n);
+        std::vector<BatchPlan> ranks;
+        for (int r = 0; r < size; ++r) ranks.emplace_back(n, batch, false, Shard{r, size});
+        int64_t next = 0;  // pieces follow one another: by batch, then by rank
+        for (int64_t i = 0; i < ranks[0].batches(); ++i) {
+          int64_t least = n, most = 0;
+          REQUIRE(ranks[0].global(i).begin == next);
+          for (const BatchPlan& plan : ranks) {
+            REQUIRE(plan.batches() == ranks[0].batches());
+            REQUIRE(plan.global(i) == ranks[0].global(i));
+            const data::Range part = plan.local(i);
+            REQUIRE(part.begin == next);
+            next = part.end;
+            least = std::min(least, part.size());
+            most = std::max(most, part.size());
+          }
+          REQUIRE(ranks[0].global(i).end == next);
+          REQUIRE(least >= 1);
+          REQUIRE(most - least <= 1);
+          const bool last = i == ranks[0].batches() - 1;
+          if (!last) REQUIRE(ranks[0].global(i).size() == batch * size);
+        }
+        REQUIRE(next == n);
+        // a remainder that cannot go round joins the last full batch; any other is a batch of its
+        // own
+        const int64_t full = n / (batch * size), remainder = n % (batch * size);
+        REQUIRE(ranks[0].batches() == full + (remainder >= size ? 1 : 0));
+      }
+}
+
+TEST_CASE("the cases of the rule, by hand") {
+  // 10 samples, 2 ranks x 2: 4 4 2, one each in the last
+  BatchPlan even(10, 2, false, {1, 2});
+  CHECK(global_batches(even) == std::vector<data::Range>{{0, 4}, {4, 8}, {8, 10}});
+  CHECK(even.local(0) == data::Range{2, 4});
+  CHECK(even.local(2) == data::Range{9, 10});
+  // 9 samples: the last one joins the batch before: 4 5, split 3 + 2
+  CHECK(global_batches(BatchPlan(9, 2, false, {0, 2})) == std::vector<data::Range>{{0, 4}, {4, 9}});
+  CHECK(BatchPlan(9, 2, false, {0, 2}).local(1) == data::Range{4, 7});
+  CHECK(BatchPlan(9, 2, false, {1, 2}).local(1) == data::Range{7, 9});
+  // less than one full batch, enough to go round
+  CHECK(global_batches(BatchPlan(3, 2, false, {0, 2})) == std::vector<data::Range>{{0, 3}});
+  // drop_last keeps full batches only
+  CHECK(global_batches(BatchPlan(11, 2, true, {0, 2})) == std::vector<data::Range>{{0, 4}, {4, 8}});
+}
+
+TEST_CASE("global batches do not depend on the number of ranks while batch x ranks stays") {
+  for (int64_t n : {24, 28, 48, 100})  // remainders of 8: 0 or at least 4
+    for (int size : {1, 2, 4}) {
+      CAPTURE(n);
+      CHECK(global_batches(BatchPlan(n, 8 / size, false, {0, size})) ==
+            global_batches(BatchPlan(n, 8, false, {0, 1})));
+    }
+}
+
+TEST_CASE("a plan resumed in the middle is the rest of the whole, at another number of ranks too") {
+  const auto whole = global_batches(BatchPlan(100, 4, false, {0, 2}));
+  for (size_t done = 0; done <= whole.size(); ++done)
+    for (int size : {1, 2, 4}) {
+      const int64_t start = done ? whole[done - 1].end : 0;
+      const auto rest = global_batches(BatchPlan(100, 8 / size, false, {size - 1, size}, start));
+      CHECK(rest ==
+            std::vector<data::Range>(whole.begin() + static_cast<ptrdiff_t>(done), whole.end()));
+    }
+}
+
+TEST_CASE("plans that cannot be") {
+  CHECK_THROWS_WITH_AS(BatchPlan(3, 2, false, (Shard{0, 4})),
+                       "BatchPlan: 3 samples do not go round 4 ranks; use fewer ranks", ValueError);
+  CHECK_THROWS_AS(BatchPlan(0, 2, false, {}), ValueError);
+  CHECK_THROWS_AS(BatchPlan(7, 4, true, (Shard{0, 2})), ValueError);  // drop_last leaves nothing
+  CHECK_THROWS_AS(BatchPlan(7, 0, false, {}), ValueError);
+  CHECK_THROWS_AS(BatchPlan(7, std::numeric_limits<int64_t>::max(), false, (Shard{0, 2})),
+                  ValueError);
+  CHECK_THROWS_AS(BatchPlan(7, 1, false, (Shard{2, 2})), ValueError);
+  CHECK_THROWS_AS(BatchPlan(7, 1, false, (Shard{-1, 2})), ValueError);
+  CHECK_THROWS_AS(BatchPlan(7, 1, false, {}, 8), ValueError);
+  CHECK_THROWS_AS(BatchPlan(100, 8, false, (Shard{0, 4}), 98), ValueError);  // 2 left for 4
+  CHECK(BatchPlan(100, 8, false, {0, 4}, 100).batches() == 0);
+  CHECK_THROWS_AS(BatchPlan(8, 4, false, {}).local(2), IndexError);
+}
+
+TEST_CASE("an epoch's order is a permutation that seed and epoch decide, not their sum") {
+  const auto order = [](uint64_t seed, int64_t epoch) {
+    return data::epoch_order(100, {seed, epoch}, true);
+  };
+  auto sorted = order(0, 0);
+  std::sort(sorted.begin(), sorted.end());
+  CHECK(sorted == iota(100));
+  CHECK(order(0, 0) == order(0, 0));
+  std::set<std::vector<int64_t>> different;
+  for (uint64_t seed = 0; seed < 5; ++seed)
+    for (int64_t epoch = 0; epoch < 5; ++epoch) different.insert(order(seed, epoch));
+  CHECK(different.size() == 25);
+  CHECK(data::epoch_order(5, {1, 2}, false) == iota(5));
+}
+
+TEST_CASE("DistributedSampler: 10 samples on 4 ranks, as PyTorch does it") {
+  for (bool drop_last : {false, true})
+    for (bool shuffle : {false, true}) {
+      std::multiset<int64_t> seen;
+      for (int rank = 0; rank < 4; ++rank) {
+        data::DistributedSampler sampler(
+            10, {.shard = {rank, 4}, .shuffle = shuffle, .drop_last = drop_last});
+        CHECK(sampler.size() == (drop_last ? 2 : 3));
+        const auto mine = sampler.indices();
+        CHECK(mine.size() == static_cast<size_t>(sampler.size()));
+        seen.insert(mine.begin(), mine.end());
+        if (!shuffle && !drop_last) {
+          // dealt round-robin, then once more from the beginning: 0 1 2 ... 9 0 1
+          const std::vector<std::vector<int64_t>> expected{
+              {0, 4, 8}, {1, 5, 9}, {2, 6, 0}, {3, 7, 1}};
+          CHECK(mine == expected[static_cast<size_t>(rank)]);
+        }
+      }
+      const std::set<int64_t> distinct(seen.begin(), seen.end());
+      CHECK(seen.size() == (drop_last ? 8 : 12));
+      CHECK(distinct.size() == (drop_last ? 8 : 10));
+    }
+}
+
+TEST_CASE(
+    "DistributedSampler: fewer samples than ranks repeats the beginning as often as it takes") {
+  std::vector<int64_t> all;
+  for (int rank = 0; rank < 7; ++rank) {
+    data::DistributedSampler sampler(3, {.shard = {rank, 7}, .shuffle = false});
+    REQUIRE(sampler.size() == 1);
+    all.push_back(sampler.indices()[0]);
+  }
+  CHECK(all == std::vector<int64_t>{0, 1, 2, 0, 1, 2, 0});
+}
+
+TEST_CASE(
+    "DistributedSampler: the order changes with set_epoch, and a forgotten one is pointed out "
+    "once") {
+  std::vector<std::string> warnings;
+  set_warning_handler([&](const std::string& text) { warnings.push_back(text); });
+  data::DistributedSampler forgetful(10, {.shard = {1, 4}});
+  const auto first = forgetful.indices();
+  CHECK(warnings.empty());
+  CHECK(forgetful.indices() == first);
+  CHECK(forgetful.indices() == first);
+  REQUIRE(warnings.size() == 1);
+  CHECK(warnings[0].find("sampler.set_epoch(epoch)") != std::string::npos);
+
+  data::DistributedSampler good(100, {.shard = {1, 4}});
+  std::set<std::vector<int64_t>> different;
+  for (int epoch = 0; epoch < 4; ++epoch) {
+    good.set_epoch(epoch);
+    different.insert(good.indices());
+    CHECK(good.indices() == std::as_const(good)(epoch));
+  }
+  CHECK(different.size() == 4);
+  CHECK(warnings.size() == 1);
+  set_warning_handler({});
+}

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# structure.sh SOURCE INCLUDE: the house rules that a script can see. Floors include downwards only; every
+# public header compiles alone; no file is longer than 600 lines.
+set -euo pipefail
+source=$1 include=$2
+cd "$source"
+floors=(tensor autograd nn optim data distributed apps)
+bad=0
+for i in "${!floors[@]}"; do
+  for above in "${floors[@]:i+1}"; do
+    grep -rn --include='*.h' --include='*.cpp' "#include <lockstep/$above/" "${floors[i]}" && { echo "  ^ ${floors[i]} may not know $above"; bad=1; }
+  done
+done
+while read -r lines file; do
+  [ "$lines" -le 600 ] || { echo "$file has $lines lines"; bad=1; }
+done < <(find "${floors[@]}" tests \( -name '*.h' -o -name '*.cpp' \) -exec wc -l {} + | grep -v ' total$')
+export include
+alone() {
+  echo "#include <lockstep/$1>" | c++ -std=c++20 -fsyntax-only -Wall -Wextra -Werror -x c++ -I"$include" - ||
+    { echo "$1 does not compile alone"; return 1; }
+}
+export -f alone
+find "${floors[@]::6}" -name '*.h' ! -name '*-inl.h' ! -path 'tensor/cpu/*' -print0 |
+  xargs -0 -P2 -I{} bash -c 'alone {}' || bad=1
+exit $bad
