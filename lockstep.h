@@ -2,6 +2,7 @@
 #pragma once
 
 #include <lockstep/autograd/grad.h>
+#include <lockstep/autograd/gradcheck.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/data/mnist.h>
 #include <lockstep/data/progress.h>
@@ -9,6 +10,7 @@
 #include <lockstep/data/tensor_dataset.h>
 #include <lockstep/distributed/data_parallel.h>
 #include <lockstep/distributed/local.h>
+#include <lockstep/distributed/on_main.h>
 #include <lockstep/nn/nn.h>
 #include <lockstep/optim/optim.h>
 #include <lockstep/tensor/allocator.h>

@@ -83,7 +83,7 @@ void run(const Options& o) {
   optim::CosineAnnealingLR schedule{opt, {.T_max = o.epochs * windows}};
 
   for (int epoch = 0; epoch < o.epochs; ++epoch) {
-    data::Progress progress{cat("epoch ", epoch + 1, "/", o.epochs), batches,
+    data::Progress progress{str_cat("epoch ", epoch + 1, "/", o.epochs), batches,
                             {.enabled = group.is_main(), .samples_factor = static_cast<double>(group.size())}};
     int64_t i = 0;
     for (auto [x, y] : loader.epoch(epoch)) {
@@ -107,7 +107,7 @@ void run(const Options& o) {
   }
 
   const double percent = accuracy(net, test, group);
-  if (group.is_main() && !o.save.empty()) net.module().save(o.save);
+  if (!o.save.empty()) dist::run_on_main(group, [&] { net.module().save(o.save); });
   if (group.is_main()) std::printf("test accuracy %.2f %%\n", percent);
 }
 

@@ -19,6 +19,13 @@ struct Task {
   bool needed = true;       // leads to a leaf that collects, or to one of grad()'s inputs
 };
 
+/// Whether several elements of t are the same bytes, as after expand.
+bool repeats(const Tensor& t) {
+  for (int d = 0; d < t.dim(); ++d)
+    if (t.strides()[d] == 0 && t.shape()[d] > 1) return true;
+  return false;
+}
+
 class Backward {
  public:
   Backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& gradients, const std::vector<Tensor>* inputs,
@@ -187,8 +194,9 @@ class Backward {
       Node& input = *node_.inputs[static_cast<size_t>(i)];
       LOCKSTEP_CHECK(g.shape() == input.shape, ShapeError, "backward of ", node_.name(), ": the gradient of input ", i,
                      " has shape ", g.shape(), ", the input ", input.shape);
-      // A gradient that is dy itself, or a view of it, or kept by the op, may be in use elsewhere too.
-      const bool own = g.ref()->use_count() == 1 && g.storage().use_count() == 1;
+      // A gradient that is dy itself, or a view of it, or kept by the op, may be in use elsewhere too; one that
+      // was expanded cannot be added to.
+      const bool own = g.ref()->use_count() == 1 && g.storage().use_count() == 1 && !repeats(g);
       const Leaf* leaf = input.as_leaf();
       walk_.receive(input, std::move(g), own || (leaf && leaf->slot.defined() && g.defined() && g.is_same(leaf->slot)));
     }

@@ -127,7 +127,7 @@ struct EpochRun::Body {
                                            static_cast<size_t>(part.size())),
                   random);
     } catch (Error& e) {
-      e.add_context(cat("in Loader: batch ", i, " of epoch ", random.epoch, ", samples ",
+      e.add_context(str_cat("in Loader: batch ", i, " of epoch ", random.epoch, ", samples ",
                         order[static_cast<size_t>(part.begin)], ", ... (", part.size(),
                         " of them)"));
       throw;

@@ -1,5 +1,5 @@
-// Allocations: the pieces of shared memory that a communicator handed out, with one part per rank. A tensor
-// that lies in one is reduced where it is, by whoever comes by.
+// Allocations: the pieces of shared memory that a communicator handed out, with one part per rank.
+// A tensor that lies in one is reduced where it is, by whoever comes by.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,8 @@ namespace lockstep::dist {
 class Allocations {
  public:
   static size_t segment_bytes(size_t bytes, int size);
-  /// Takes a segment in; returns this rank's part. The memory goes when all ranks have dropped theirs.
+  /// Takes a segment in; returns this rank's part. The memory goes when all ranks have dropped
+  /// theirs.
   Ref<Storage> add(std::shared_ptr<Segment> segment, size_t bytes, int rank, int size);
 
   struct Place {

@@ -33,8 +33,8 @@ std::vector<Bucket> plan_buckets(const std::vector<Replicated>& parameters, cons
   for (Bucket& b : open) done.push_back(std::move(b));
   for (size_t i = 0; i < done.size(); ++i) {
     const auto& list = done[i].parameters;
-    done[i].label = cat("DDP bucket ", i, " (", parameters[static_cast<size_t>(list[0])].name);
-    if (list.size() > 1) done[i].label += cat(" and ", list.size() - 1, " more");
+    done[i].label = str_cat("DDP bucket ", i, " (", parameters[static_cast<size_t>(list[0])].name);
+    if (list.size() > 1) done[i].label += str_cat(" and ", list.size() - 1, " more");
     done[i].label += ')';
   }
   return done;

@@ -20,7 +20,7 @@ std::string describe(const NamedTensors& parameters, const NamedTensors& buffers
   std::string text;
   auto add = [&](const auto& entry, std::string_view kind) {
     const Tensor& t = entry.second;
-    text += cat(entry.first, ": ", kind, ' ', t.dtype(), ' ', t.shape(), " strides ", t.strides(), '\n');
+    text += str_cat(entry.first, ": ", kind, ' ', t.dtype(), ' ', t.shape(), " strides ", t.strides(), '\n');
   };
   for (const auto& p : parameters) add(p, p.second.requires_grad() ? "trainable parameter" : "frozen parameter");
   for (const auto& b : buffers) add(b, "buffer");
@@ -99,7 +99,7 @@ void verify_same_module(ProcessGroup& group, const NamedTensors& parameters, con
   while (line(of_rank(0), i) == line(of_rank(odd), i)) ++i;
   auto entry = [&](int r) {
     const std::string_view l = line(of_rank(r), i);
-    return l.empty() ? std::string("nothing more") : cat('"', l, '"');
+    return l.empty() ? std::string("nothing more") : str_cat('"', l, '"');
   };
   fail<DistError>("DistributedDataParallel: the module differs between ranks: rank 0 has ", f[2], " parameters and ", f[3],
                   " buffers, rank ", odd, " has ", f[odd * 4 + 2], " and ", f[odd * 4 + 3], "; the first difference is ",

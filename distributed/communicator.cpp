@@ -6,7 +6,8 @@
 
 namespace lockstep::dist {
 
-Communicator::Communicator(std::shared_ptr<Engine> engine, SharedArea area, uint64_t id, Milliseconds timeout)
+Communicator::Communicator(std::shared_ptr<Engine> engine, SharedArea area, uint64_t id,
+                           Milliseconds timeout)
     : engine_(std::move(engine)), area_(std::move(area)), id_(id), timeout_(timeout) {
   std::lock_guard lock(engine_->mutex());
   engine_->enlist(this);
@@ -17,10 +18,10 @@ Communicator::~Communicator() {
   engine_->dismiss(this);
 }
 
-void Communicator::check_usable(std::string_view what) const {
+void Communicator::refuse(std::string_view what) const {
   LOCKSTEP_CHECK(!destroyed_, DistError, what, ": the group was destroyed on this rank");
-  if (area_.poisoned())
-    lockstep::fail<DistError>(what, ": ", area_.poison_text(), "; last completed: ", last_completed_.text());
+  lockstep::fail<DistError>(what, ": ", area_.poison_text(),
+                            "; last completed: ", last_completed_.text());
 }
 
 WorkPtr Communicator::issue(Call call, std::vector<Tensor> tensors, const Tensor& source,
@@ -28,9 +29,9 @@ WorkPtr Communicator::issue(Call call, std::vector<Tensor> tensors, const Tensor
   std::shared_ptr<Operation> op;
   {
     std::lock_guard lock(engine_->mutex());
-    check_usable(call.text());
-    allocations_.purge(size());
     call.sequence = ++sequence_;
+    if (!usable()) refuse(NamedCall{call, options.label}.text());
+    allocations_.purge(size());
     StridedBytes from;
     if (source.defined()) {
       from = StridedBytes(source);
@@ -43,7 +44,8 @@ WorkPtr Communicator::issue(Call call, std::vector<Tensor> tensors, const Tensor
     }
     op = std::make_shared<Operation>(shared_from_this(), call, std::move(tensors), from,
                                      std::vector<StridedBytes>(targets.begin(), targets.end()),
-                                     options.timeout.count() > 0 ? options.timeout : timeout_, options.label);
+                                     options.timeout.count() > 0 ? options.timeout : timeout_,
+                                     options.label);
     const size_t lane = call.sequence % kLanes;
     op->set_bases(bases_[lane], reduce_bases_[lane]);
     bases_[lane] += op->chunks();
@@ -63,7 +65,8 @@ bool Communicator::advance(std::vector<std::shared_ptr<Operation>>& finished) {
   if (area_.poisoned())
     for (const auto& op : operations_)
       if (!op->over())
-        op->fail(cat(op->named().text(), ": ", area_.poison_text(), "; last completed: ", last_completed_.text()));
+        op->fail(str_cat(op->named().text(), ": ", area_.poison_text(),
+                     "; last completed: ", last_completed_.text()));
   std::erase_if(operations_, [&](const std::shared_ptr<Operation>& op) {
     if (!op->over()) return false;
     if (!op->failed()) last_completed_ = op->named();
@@ -75,7 +78,7 @@ bool Communicator::advance(std::vector<std::shared_ptr<Operation>>& finished) {
 
 std::string Communicator::absence(int rank) const {
   if (rank == this->rank()) return {};
-  if (area_.gone(rank).load(std::memory_order_acquire)) return cat("rank ", rank, " has left");
+  if (area_.gone(rank).load(std::memory_order_acquire)) return str_cat("rank ", rank, " has left");
   return engine_->peers().lost(rank);
 }
 
@@ -84,7 +87,8 @@ void Communicator::inspect(Clock::time_point now) {
     for (int r = 0; r < size(); ++r) {
       if (!op->needs(r)) continue;
       const std::string why = absence(r);
-      // Asked again: a rank that completed the operation, and then left or died, is not needed any more.
+      // Asked again: a rank that completed the operation, and then left or died, is not needed any
+      // more.
       if (!why.empty() && op->needs(r)) return poison(why);
     }
     if (now >= op->deadline()) return poison(op->deadline_text());
@@ -98,17 +102,17 @@ Clock::time_point Communicator::earliest_deadline() const {
 }
 
 void Communicator::poison(const std::string& text) {
-  area_.poison(text);
+  area_.poison(rank(), text);
   engine_->peers().raise_others();
 }
 
 void Communicator::abort(const std::string& text) {
-  poison(cat("aborted by rank ", rank(), ": ", text));
+  poison(str_cat("aborted by rank ", rank(), ": ", text));
   engine_->progress();
 }
 
 void Communicator::destroy() noexcept {
-  if (destroyed_) return;
+  if (destroyed_ || !engine_->peers().first()->is_here()) return;
   try {
     engine_->wait([this] {
       std::lock_guard lock(engine_->mutex());
@@ -133,35 +137,43 @@ std::shared_ptr<Segment> Communicator::share(size_t bytes, std::string_view what
   // All ranks have it, or none: agree before anybody uses it.
   int32_t have = segment ? 1 : 0;
   const Tensor flag = from_blob(&have, {1}, {.dtype = DType::i32});
-  issue({.kind = CallKind::all_reduce, .reduce = ReduceOp::min, .dtype = DType::i32, .dims = 1, .shape = {1}}, {flag},
-        flag, {flag}, {.label = std::string(what)})
+  issue({.kind = CallKind::all_reduce,
+         .reduce = ReduceOp::min,
+         .dtype = DType::i32,
+         .dims = 1,
+         .shape = {1}},
+        {flag}, flag, {flag}, {.label = std::string(what)})
       ->wait();
   if (mine) std::rethrow_exception(mine);
-  LOCKSTEP_CHECK(have, OutOfMemory, what, ": another rank could not get the ", bytes, " bytes of shared memory");
+  LOCKSTEP_CHECK(have, OutOfMemory, what, ": another rank could not get the ", bytes,
+                 " bytes of shared memory");
   return segment;
 }
 
 std::shared_ptr<Communicator> Communicator::child() {
   issue({.kind = CallKind::child}, {}, {}, {}, {})->wait();
-  const uint64_t id = (id_ + ++children_) * 0x9E3779B97F4A7C15u;  // the same on all ranks, and its own
-  return std::make_shared<Communicator>(engine_, SharedArea(share(SharedArea::bytes_for(size()), "child"), 0, size()),
-                                        id, timeout_);
+  const uint64_t id =
+      (id_ + ++children_) * 0x9E3779B97F4A7C15u;  // the same on all ranks, and its own
+  return std::make_shared<Communicator>(
+      engine_, SharedArea(share(SharedArea::bytes_for(size()), "child"), 0, size()), id, timeout_);
 }
 
 Ref<Storage> Communicator::allocate(size_t bytes) {
-  issue({.kind = CallKind::allocate, .dims = 1, .shape = {static_cast<int64_t>(bytes)}}, {}, {}, {}, {})->wait();
+  issue({.kind = CallKind::allocate, .dims = 1, .shape = {static_cast<int64_t>(bytes)}}, {}, {}, {},
+        {})
+      ->wait();
   std::shared_ptr<Segment> segment = share(Allocations::segment_bytes(bytes, size()), "allocate");
   std::lock_guard lock(engine_->mutex());
   return allocations_.add(std::move(segment), bytes, rank(), size());
 }
 
 void Communicator::post(uint64_t epoch, std::span<const std::byte> record) {
-  LOCKSTEP_CHECK(record.size() <= kRecordBytes, ValueError, "post: a record has at most ", kRecordBytes,
-                 " bytes, this one has ", record.size());
+  LOCKSTEP_CHECK(record.size() <= kRecordBytes, ValueError, "post: a record has at most ",
+                 kRecordBytes, " bytes, this one has ", record.size());
   LOCKSTEP_CHECK(posted_ == 0 || (epoch == posted_ && collected_ == posted_), ValueError,
-                 "post: epochs grow by one, and each is collected before the next is posted; got ", epoch, " after ",
-                 posted_ - 1);
-  check_usable("post");
+                 "post: epochs grow by one, and each is collected before the next is posted; got ",
+                 epoch, " after ", posted_ - 1);
+  if (!usable()) refuse("post");
   Record& mine = area_.record(epoch, rank());
   mine.bytes = record.size();
   if (!record.empty()) std::memcpy(mine.data, record.data(), record.size());
@@ -171,7 +183,8 @@ void Communicator::post(uint64_t epoch, std::span<const std::byte> record) {
 }
 
 std::vector<std::vector<std::byte>> Communicator::collect(uint64_t epoch) {
-  LOCKSTEP_CHECK(posted_ == epoch + 1, ValueError, "collect: epoch ", epoch, " was not posted here before");
+  LOCKSTEP_CHECK(posted_ == epoch + 1, ValueError, "collect: epoch ", epoch,
+                 " was not posted here before");
   const auto missing = [&] {
     for (int r = 0; r < size(); ++r)
       if (area_.record(epoch, r).epoch.load(std::memory_order_acquire) != epoch + 1) return r;
@@ -182,14 +195,15 @@ std::vector<std::vector<std::byte>> Communicator::collect(uint64_t epoch) {
                 [&] {
                   for (int r = 0; r < size(); ++r) {
                     const std::string why = absence(r);
-                    if (!why.empty() && area_.record(epoch, r).epoch.load(std::memory_order_acquire) != epoch + 1)
+                    if (!why.empty() &&
+                        area_.record(epoch, r).epoch.load(std::memory_order_acquire) != epoch + 1)
                       poison(why);
                   }
                   const int late = missing();
                   if (late >= 0 && Clock::now() >= deadline)
-                    poison(cat("rank ", late, " did not post its record of epoch ", epoch, " within ",
-                               timeout_.count(), " ms"));
-                  if (late >= 0) check_usable(cat("collect of epoch ", epoch));
+                    poison(str_cat("rank ", late, " did not post its record of epoch ", epoch,
+                               " within ", timeout_.count(), " ms"));
+                  if (late >= 0 && !usable()) refuse(str_cat("collect of epoch ", epoch));
                 });
   std::vector<std::vector<std::byte>> records;
   for (int r = 0; r < size(); ++r) {

@@ -1,5 +1,5 @@
-// Communicator: one rank's side of a shared area: the operations under way, in the order they were called,
-// the memory it handed out, and what to say when one cannot complete.
+// Communicator: one rank's side of a shared area: the operations under way, in the order they were
+// called, the memory it handed out, and what to say when one cannot complete.
 #pragma once
 
 #include <deque>
@@ -23,8 +23,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const Allocations& allocations() const { return allocations_; }
   Milliseconds timeout() const { return timeout_; }
 
-  /// Starts the next collective. `source` is offered, `targets` are written (all_gather: one per rank).
-  /// Throws DistError when the communicator has failed or was destroyed.
+  /// Starts the next collective. `source` is offered, `targets` are written (all_gather: one per
+  /// rank). Throws DistError when the communicator has failed or was destroyed.
   WorkPtr issue(Call call, std::vector<Tensor> tensors, const Tensor& source,
                 const std::vector<Tensor>& targets, const CollectiveOptions& options);
   std::shared_ptr<Communicator> child();
@@ -47,7 +47,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void poison(const std::string& text);
 
  private:
-  void check_usable(std::string_view what) const;
+  bool usable() const { return !destroyed_ && !area_.poisoned(); }
+  [[noreturn]] void refuse(std::string_view what) const;
   /// Why nothing more can come from a rank; empty while it lives.
   std::string absence(int rank) const;
   std::shared_ptr<Segment> share(size_t bytes, std::string_view what);

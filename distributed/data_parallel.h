@@ -16,6 +16,7 @@
 #include <lockstep/distributed/group.h>
 #include <lockstep/distributed/reducer.h>
 #include <lockstep/nn/module.h>
+#include <lockstep/tensor/random.h>
 
 namespace lockstep::dist {
 
@@ -34,6 +35,17 @@ class NoSyncGuard {
   Reducer* reducer_;
 };
 
+/// While it lives, this thread's random draws (dropout masks) belong to a rank.
+class RankStream {
+ public:
+  explicit RankStream(int rank) : before_(std::exchange(default_generator().stream, static_cast<uint64_t>(rank))) {}
+  ~RankStream() { default_generator().stream = before_; }
+  RankStream(const RankStream&) = delete;
+
+ private:
+  uint64_t before_;
+};
+
 template <class M>
 class DistributedDataParallel {
  public:
@@ -49,7 +61,9 @@ class DistributedDataParallel {
 
   template <class... Args>
   decltype(auto) operator()(Args&&... args) {
-    if (reducer_) reducer_->forward_starts();
+    if (!reducer_) return (*module_)(std::forward<Args>(args)...);
+    reducer_->forward_starts();
+    const RankStream ranks_draw_differently(rank_);
     return (*module_)(std::forward<Args>(args)...);
   }
 
@@ -79,12 +93,14 @@ class DistributedDataParallel {
  private:
   void connect(const Group& group, DistributedDataParallelOptions options) {
     if (group.size() == 1) return;
+    rank_ = group.rank();
     reducer_ = std::make_unique<Reducer>(
         group.shared(), module_->named_parameters(), [m = module_] { return m->named_buffers(); }, options);
   }
 
   std::unique_ptr<M> owned_;
   M* module_;
+  int rank_ = 0;
   std::unique_ptr<Reducer> reducer_;
 };
 

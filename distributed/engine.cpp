@@ -13,7 +13,9 @@ constexpr std::chrono::milliseconds kLook{200};
 }
 
 Engine::Engine(std::unique_ptr<Peers> peers)
-    : peers_(std::move(peers)), polls_(peers_->may_poll() ? 1000 : 0), next_look_(Clock::now() + kLook) {}
+    : peers_(std::move(peers)),
+      polls_(peers_->may_poll() ? 1000 : 0),
+      next_look_(Clock::now() + kLook) {}
 
 void Engine::dismiss(Communicator* c) { std::erase(communicators_, c); }
 
@@ -23,11 +25,13 @@ bool Engine::progress() {
   {
     std::lock_guard lock(mutex_);
     for (Communicator* c : communicators_) moved |= c->advance(finished);
-    // Somebody who only ever tests must notice a death as well; the clock is not read at every turn.
+    // Somebody who only ever tests must notice a death as well; the clock is not read at every
+    // turn.
     if (++turns_ % 32 == 0 && Clock::now() >= next_look_) inspect();
   }
   if (finished.empty()) return moved;
-  raise(peers_->seat(peers_->rank()).event);  // another thread of this rank may sleep for one of them
+  raise(
+      peers_->seat(peers_->rank()).event);  // another thread of this rank may sleep for one of them
   for (const auto& op : finished) op->notify();
   return true;
 }

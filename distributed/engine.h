@@ -1,7 +1,7 @@
-// Engine: one rank's motor. It owns no thread; whoever waits, tests or starts a collective turns it, and each
-// turn moves all of the rank's outstanding operations, on all its communicators. Waiting is: turn, poll a
-// little while there are processors enough, then sleep on the rank's event, at most 200 ms at a time, to look
-// at deadlines and at peers that may have died.
+// Engine: one rank's motor. It owns no thread; whoever waits, tests or starts a collective turns
+// it, and each turn moves all of the rank's outstanding operations, on all its communicators.
+// Waiting is: turn, poll a little while there are processors enough, then sleep on the rank's
+// event, at most 200 ms at a time, to look at deadlines and at peers that may have died.
 #pragma once
 
 #include <functional>

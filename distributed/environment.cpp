@@ -19,10 +19,11 @@ struct Launcher {
   const char *rank, *size, *local_rank, *local_size;  // variables
 };
 constexpr Launcher kLaunchers[] = {
-    {"lockstep-run", "LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_LOCAL_WORLD_SIZE"},
+    {"lockstep-run", "LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_LOCAL_RANK",
+     "LOCKSTEP_LOCAL_WORLD_SIZE"},
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
-    {"mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
     {"mpiexec (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr},
 };
@@ -72,25 +73,32 @@ bool started_by(const Launcher& launcher, const Reader& read, Environment& env) 
   if (!size) half(launcher.rank, launcher.size);
   env.rank = *read.number(launcher.rank);
   env.size = *read.number(launcher.size);
-  LOCKSTEP_CHECK(env.size >= 1, DistError, "init: ", launcher.size, " must be at least 1, got ", env.size);
-  LOCKSTEP_CHECK(env.rank < env.size, DistError, "init: ", launcher.rank, " must be less than ", launcher.size,
-                 ", got rank ", env.rank, " of ", env.size);
+  LOCKSTEP_CHECK(env.size >= 1, DistError, "init: ", launcher.size, " must be at least 1, got ",
+                 env.size);
+  LOCKSTEP_CHECK(env.rank < env.size, DistError, "init: ", launcher.rank, " must be less than ",
+                 launcher.size, ", got rank ", env.rank, " of ", env.size);
   env.launcher = launcher.name;
   return true;
 }
 
 // LOCAL_* where the launcher gives them; otherwise derived.
 void read_host(const Launcher& launcher, const Reader& read, Environment& env) {
-  const auto local_rank = read.number(launcher.local_rank), local_size = read.number(launcher.local_size);
+  const auto local_rank = read.number(launcher.local_rank),
+             local_size = read.number(launcher.local_size);
   const auto nodes = launcher.local_size ? std::nullopt : read.number("SLURM_STEP_NUM_NODES");
-  if (local_size) env.one_host = *local_size == env.size;
-  else if (nodes) env.one_host = *nodes == 1;
-  else env.one_host = env.master_addr.empty() || is_loopback(env.master_addr);
+  if (local_size)
+    env.one_host = *local_size == env.size;
+  else if (nodes)
+    env.one_host = *nodes == 1;
+  else
+    env.one_host = env.master_addr.empty() || is_loopback(env.master_addr);
   env.local_size = local_size.value_or(env.one_host ? env.size : 1);
   env.local_rank = local_rank.value_or(env.one_host ? env.rank : 0);
-  LOCKSTEP_CHECK(!local_size || *local_size >= 1, DistError, "init: ", launcher.local_size, " must be at least 1");
-  LOCKSTEP_CHECK(!local_rank || !local_size || *local_rank < *local_size, DistError, "init: ", launcher.local_rank,
-                 " must be less than ", launcher.local_size, ", got ", env.local_rank, " of ", env.local_size);
+  LOCKSTEP_CHECK(!local_size || *local_size >= 1, DistError, "init: ", launcher.local_size,
+                 " must be at least 1");
+  LOCKSTEP_CHECK(!local_rank || !local_size || *local_rank < *local_size, DistError,
+                 "init: ", launcher.local_rank, " must be less than ", launcher.local_size,
+                 ", got ", env.local_rank, " of ", env.local_size);
 }
 
 }  // namespace
@@ -107,12 +115,14 @@ Environment read_environment(const GetVariable& get) {
   env.master_addr = read.first_of({"MASTER_ADDR"});
   env.master_port = read.first_of({"MASTER_PORT"});
   if (!by) return env;
-  if (by->rank == std::string_view("RANK") && !read.text("TORCHELASTIC_RUN_ID")) env.launcher = "RANK and WORLD_SIZE";
-  env.run_id = read.first_of({"LOCKSTEP_RUN_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"});
+  if (by->rank == std::string_view("RANK") && !read.text("TORCHELASTIC_RUN_ID"))
+    env.launcher = "RANK and WORLD_SIZE";
+  env.run_id = read.first_of(
+      {"LOCKSTEP_RUN_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"});
   if (by->size == std::string_view("SLURM_STEP_NUM_TASKS"))
-    env.run_id = cat(read.first_of({"SLURM_JOB_ID"}), ".", read.first_of({"SLURM_STEP_ID"}));
+    env.run_id = str_cat(read.first_of({"SLURM_JOB_ID"}), ".", read.first_of({"SLURM_STEP_ID"}));
   else if (by->size == std::string_view("PMI_SIZE") && env.run_id.empty())
-    env.run_id = cat("mpiexec-", getppid());  // one proxy starts all ranks of a host
+    env.run_id = str_cat("mpiexec-", getppid());  // one proxy starts all ranks of a host
   for (const char* name : {"LOCKSTEP_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"})
     if (const auto n = read.number(name)) {
       env.attempt = *n;
@@ -132,7 +142,8 @@ double join_timeout_seconds(const GetVariable& get) {
   char* end = nullptr;
   const double seconds = std::strtod(value, &end);
   LOCKSTEP_CHECK(end != value && *end == '\0' && std::isfinite(seconds) && seconds > 0, DistError,
-                 "init: LOCKSTEP_JOIN_TIMEOUT must be a positive number of seconds, got \"", value, "\"");
+                 "init: LOCKSTEP_JOIN_TIMEOUT must be a positive number of seconds, got \"", value,
+                 "\"");
   return seconds;
 }
 

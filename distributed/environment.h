@@ -1,5 +1,5 @@
-// Environment: what the launcher told this process, whoever it was: lockstep-run, torchrun, accelerate,
-// mpirun, srun or nobody.
+// Environment: what the launcher told this process, whoever it was: lockstep-run, torchrun,
+// accelerate, mpirun, srun or nobody.
 #pragma once
 
 #include <functional>
@@ -22,10 +22,10 @@ struct Environment {
 /// Returns a variable's value, or null.
 using GetVariable = std::function<const char*(const char*)>;
 
-/// In this order: lockstep-run's variables; RANK + WORLD_SIZE; OMPI_COMM_WORLD_*; PMI_*; a Slurm step
-/// (SLURM_PROCID with SLURM_STEP_NUM_TASKS, so never a batch script by itself); else a group of one.
-/// MASTER_ADDR without RANK is a group of one. Throws DistError that names the variable when half of a pair
-/// is missing, a number is none, or a rank is not below its size.
+/// In this order: lockstep-run's variables; RANK + WORLD_SIZE; OMPI_COMM_WORLD_*; PMI_*; a Slurm
+/// step (SLURM_PROCID with SLURM_STEP_NUM_TASKS, so never a batch script by itself); else a group
+/// of one. MASTER_ADDR without RANK is a group of one. Throws DistError that names the variable
+/// when half of a pair is missing, a number is none, or a rank is not below its size.
 LOCKSTEP_API Environment read_environment(const GetVariable& get);
 /// From the process's own variables.
 LOCKSTEP_API Environment read_environment();

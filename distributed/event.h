@@ -1,5 +1,6 @@
-// Event: a word in shared memory on which one rank sleeps until another has news. Raising it costs a load
-// while nobody sleeps: the sleeper announces itself, looks once more, and only then goes to sleep.
+// Event: a word in shared memory on which one rank sleeps until another has news. Raising it costs
+// a load while nobody sleeps: the sleeper announces itself, looks once more, and only then goes to
+// sleep.
 #pragma once
 
 #include <atomic>

@@ -20,7 +20,7 @@ thread_local Default this_thread;
 Group::Hold::~Hold() {
   if (!aborts || std::uncaught_exceptions() <= exceptions) return;
   try {
-    group->abort(cat("an exception ended rank ", group->rank(), "'s use of the group"));
+    group->abort(str_cat("an exception ended rank ", group->rank(), "'s use of the group"));
   } catch (...) {
     // The exception under way is the one to report.
   }
@@ -40,14 +40,17 @@ Tensor Group::all_gather(const Tensor& input, const CollectiveOptions& options) 
 
 Group init(const InitOptions& options) {
   const bool again = this_thread.group && this_thread.group->size() > 1;
-  LOCKSTEP_CHECK(!again, DistError, "init: this thread has a default group of ", this_thread.group->size(),
-                 " ranks already; use default_group(), or destroy it and set_default_group(nullptr, 0)");
+  LOCKSTEP_CHECK(
+      !again, DistError, "init: this thread has a default group of ", this_thread.group->size(),
+      " ranks already; use default_group(), or destroy it and set_default_group(nullptr, 0)");
   const Environment env = read_environment();
   InitOptions filled = options;
   if (filled.join_timeout.count() <= 0)
-    filled.join_timeout = Milliseconds(static_cast<int64_t>(1000 * join_timeout_seconds([](const char* n) { return std::getenv(n); })));
+    filled.join_timeout = Milliseconds(static_cast<int64_t>(
+        1000 * join_timeout_seconds([](const char* n) { return std::getenv(n); })));
   std::shared_ptr<ProcessGroup> group = make_group(env, filled);
-  log_info(cat("rank ", env.rank, " of ", env.size, ", launched by ", env.launcher, ", backend ", group->backend()));
+  log_info(str_cat("rank ", env.rank, " of ", env.size, ", launched by ", env.launcher, ", backend ",
+               group->backend()));
   set_default_group(group, env.local_rank);
   return Group(std::move(group), env.local_rank);
 }

@@ -1,4 +1,5 @@
-// Group: what training code holds: a handle on a ProcessGroup, cheap to copy, with blocking collectives.
+// Group: what training code holds: a handle on a ProcessGroup, cheap to copy, with blocking
+// collectives.
 //
 //   auto group = dist::init();                 // a group of one when no launcher started us
 //   group.all_reduce(t);                       // in place, summed over the ranks
@@ -25,9 +26,10 @@ class LOCKSTEP_API Group {
   bool is_main() const { return rank() == 0; }
   std::string_view backend() const { return process_group().backend(); }
 
-  /// In place; avg is the mean. Throws DistError when a peer is lost, disagrees or is late, DTypeError when op
-  /// has no meaning for the dtype.
-  void all_reduce(const Tensor& t, ReduceOp op = ReduceOp::sum, const CollectiveOptions& options = {}) const {
+  /// In place; avg is the mean. Throws DistError when a peer is lost, disagrees or is late,
+  /// DTypeError when op has no meaning for the dtype.
+  void all_reduce(const Tensor& t, ReduceOp op = ReduceOp::sum,
+                  const CollectiveOptions& options = {}) const {
     all_reduce_async(t, op, options)->wait();
   }
   /// In place: every rank's t becomes the root's.
@@ -36,25 +38,32 @@ class LOCKSTEP_API Group {
   }
   /// [size, ...input's shape], in rank order.
   Tensor all_gather(const Tensor& input, const CollectiveOptions& options = {}) const;
-  void all_gather(const Tensor& output, const Tensor& input, const CollectiveOptions& options = {}) const {
+  void all_gather(const Tensor& output, const Tensor& input,
+                  const CollectiveOptions& options = {}) const {
     all_gather_async(output, input, options)->wait();
   }
   /// Returns when all ranks have called it.
   void barrier(const CollectiveOptions& options = {}) const { barrier_async(options)->wait(); }
 
   /// The same, complete when the Work's wait() returns; leave the tensors alone until then.
-  WorkPtr all_reduce_async(const Tensor& t, ReduceOp op = ReduceOp::sum, const CollectiveOptions& options = {}) const {
+  WorkPtr all_reduce_async(const Tensor& t, ReduceOp op = ReduceOp::sum,
+                           const CollectiveOptions& options = {}) const {
     return process_group().all_reduce(t, op, options);
   }
-  WorkPtr broadcast_async(const Tensor& t, int root = 0, const CollectiveOptions& options = {}) const {
+  WorkPtr broadcast_async(const Tensor& t, int root = 0,
+                          const CollectiveOptions& options = {}) const {
     return process_group().broadcast(t, root, options);
   }
-  WorkPtr all_gather_async(const Tensor& output, const Tensor& input, const CollectiveOptions& options = {}) const {
+  WorkPtr all_gather_async(const Tensor& output, const Tensor& input,
+                           const CollectiveOptions& options = {}) const {
     return process_group().all_gather(output, input, options);
   }
-  WorkPtr barrier_async(const CollectiveOptions& options = {}) const { return process_group().barrier(options); }
+  WorkPtr barrier_async(const CollectiveOptions& options = {}) const {
+    return process_group().barrier(options);
+  }
 
-  /// Completes outstanding work and says goodbye to the other ranks. The last handle does it by itself.
+  /// Completes outstanding work and says goodbye to the other ranks. The last handle does it by
+  /// itself.
   void destroy() const { process_group().destroy(); }
 
   ProcessGroup& process_group() const { return *hold_->group; }
@@ -66,29 +75,33 @@ class LOCKSTEP_API Group {
  private:
   friend Group default_group();
 
-  // What the handles share. When an exception unwinds the last of them the group is aborted: the peers
-  // must not wait for work that will not come.
+  // What the handles share. When an exception unwinds the last of them the group is aborted: the
+  // peers must not wait for work that will not come.
   struct Hold {
     std::shared_ptr<ProcessGroup> group;
     bool aborts;
     int exceptions = std::uncaught_exceptions();
+    Hold(std::shared_ptr<ProcessGroup> g, bool abort_when_unwound)
+        : group(std::move(g)), aborts(abort_when_unwound) {}
     ~Hold();
   };
-  explicit Group(std::shared_ptr<Hold> hold, int local_rank) : hold_(std::move(hold)), local_rank_(local_rank) {}
+  explicit Group(std::shared_ptr<Hold> hold, int local_rank)
+      : hold_(std::move(hold)), local_rank_(local_rank) {}
 
   std::shared_ptr<Hold> hold_;
   int local_rank_ = 0;
 };
 
 struct InitOptions {
-  std::string backend = {};                          // "": the best that serves all ranks
-  Milliseconds timeout = std::chrono::minutes(30);   // of every collective
-  Milliseconds join_timeout{0};                      // 0: LOCKSTEP_JOIN_TIMEOUT, or 60 s
+  std::string backend = {};                         // "": the best that serves all ranks
+  Milliseconds timeout = std::chrono::minutes(30);  // of every collective
+  Milliseconds join_timeout{0};                     // 0: LOCKSTEP_JOIN_TIMEOUT, or 60 s
 };
 
-/// Joins the other ranks that the launcher started (see environment.h) and makes the group this thread's default;
-/// a group of one when nobody launched us. Throws DistError when ranks are missing at the deadline, when the
-/// launch variables make no sense, or when the thread has a default group already.
+/// Joins the other ranks that the launcher started (see environment.h) and makes the group this
+/// thread's default; a group of one when nobody launched us. Throws DistError when ranks are
+/// missing at the deadline, when the launch variables make no sense, or when the thread has a
+/// default group already.
 LOCKSTEP_API Group init(const InitOptions& options = {});
 
 /// This thread's group: of init() or run_local(), else a group of one.

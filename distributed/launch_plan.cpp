@@ -24,7 +24,8 @@ int processors() {
 }
 
 std::string make_run_id() {
-  return cat("lockstep-", getpid(), "-", std::chrono::system_clock::now().time_since_epoch().count());
+  return str_cat("lockstep-", getpid(), "-",
+             std::chrono::system_clock::now().time_since_epoch().count());
 }
 
 int free_port() {
@@ -34,43 +35,48 @@ int free_port() {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
   auto* where = reinterpret_cast<sockaddr*>(&address);
-  const bool bound = socket && bind(socket.get(), where, length) == 0 && getsockname(socket.get(), where, &length) == 0;
+  const bool bound = socket && bind(socket.get(), where, length) == 0 &&
+                     getsockname(socket.get(), where, &length) == 0;
   return bound ? ntohs(address.sin_port) : 29500;  // without a loopback nobody will use it
 }
 
-std::vector<std::string> rank_variables(const LaunchOptions& options, int rank, const std::string& run_id) {
+std::vector<std::string> rank_variables(const LaunchOptions& options, int rank,
+                                        const std::string& run_id) {
   const int size = options.ranks;
   std::vector<std::string> variables;
   for (const char* prefix : {"LOCKSTEP_", ""}) {
-    variables.push_back(cat(prefix, "RANK=", rank));
-    variables.push_back(cat(prefix, "WORLD_SIZE=", size));
-    variables.push_back(cat(prefix, "LOCAL_RANK=", rank));
-    variables.push_back(cat(prefix, "LOCAL_WORLD_SIZE=", size));
+    variables.push_back(str_cat(prefix, "RANK=", rank));
+    variables.push_back(str_cat(prefix, "WORLD_SIZE=", size));
+    variables.push_back(str_cat(prefix, "LOCAL_RANK=", rank));
+    variables.push_back(str_cat(prefix, "LOCAL_WORLD_SIZE=", size));
   }
-  variables.push_back(cat("LOCKSTEP_RUN_ID=", run_id));
+  variables.push_back(str_cat("LOCKSTEP_RUN_ID=", run_id));
   variables.push_back("LOCKSTEP_ATTEMPT=0");
   variables.push_back("MASTER_ADDR=127.0.0.1");
-  variables.push_back(cat("MASTER_PORT=", options.master_port));
+  variables.push_back(str_cat("MASTER_PORT=", options.master_port));
   variables.push_back("GROUP_RANK=0");
   variables.push_back("GROUP_WORLD_SIZE=1");
-  variables.push_back(cat("ROLE_RANK=", rank));
-  variables.push_back(cat("ROLE_WORLD_SIZE=", size));
+  variables.push_back(str_cat("ROLE_RANK=", rank));
+  variables.push_back(str_cat("ROLE_WORLD_SIZE=", size));
   variables.push_back("ROLE_NAME=default");
-  variables.push_back(cat("TORCHELASTIC_RUN_ID=", run_id));
+  variables.push_back(str_cat("TORCHELASTIC_RUN_ID=", run_id));
   variables.push_back("TORCHELASTIC_RESTART_COUNT=0");
   variables.push_back("TORCHELASTIC_MAX_RESTARTS=0");
   variables.push_back("TORCHELASTIC_USE_AGENT_STORE=False");
   const char *threads = std::getenv("LOCKSTEP_NUM_THREADS"), *omp = std::getenv("OMP_NUM_THREADS");
   const int share = std::max(1, processors() / size);
-  if (!threads && !omp) variables.push_back(cat("LOCKSTEP_NUM_THREADS=", share));
-  if (!omp) variables.push_back(cat("OMP_NUM_THREADS=", threads ? std::string(threads) : std::to_string(share)));
+  if (!threads && !omp) variables.push_back(str_cat("LOCKSTEP_NUM_THREADS=", share));
+  if (!omp)
+    variables.push_back(
+        str_cat("OMP_NUM_THREADS=", threads ? std::string(threads) : std::to_string(share)));
   return variables;
 }
 
 namespace {
 std::string quoted(const std::string& word) {
   const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) || std::string_view("_-./=:,+@%").find(c) != std::string_view::npos;
+    return std::isalnum(static_cast<unsigned char>(c)) ||
+           std::string_view("_-./=:,+@%").find(c) != std::string_view::npos;
   });
   if (plain) return word;
   std::string text = "'";
@@ -83,8 +89,9 @@ std::string plan_text(const LaunchOptions& options, const std::string& run_id) {
   std::string text;
   for (int r = 0; r < options.ranks; ++r) {
     text += "env";
-    for (const std::string& variable : rank_variables(options, r, run_id)) text += cat(" ", quoted(variable));
-    for (const std::string& word : options.command) text += cat(" ", quoted(word));
+    for (const std::string& variable : rank_variables(options, r, run_id))
+      text += str_cat(" ", quoted(variable));
+    for (const std::string& word : options.command) text += str_cat(" ", quoted(word));
     text += '\n';
   }
   return text;

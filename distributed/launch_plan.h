@@ -11,9 +11,10 @@ namespace lockstep::dist {
 /// How many processors this process may use.
 int processors();
 
-/// The variables that a rank is given, "NAME=value": Lockstep's own, torchrun's, and, unless the user set them,
-/// the numbers of threads: processors / ranks.
-std::vector<std::string> rank_variables(const LaunchOptions& options, int rank, const std::string& run_id);
+/// The variables that a rank is given, "NAME=value": Lockstep's own, torchrun's, and, unless the
+/// user set them, the numbers of threads: processors / ranks.
+std::vector<std::string> rank_variables(const LaunchOptions& options, int rank,
+                                        const std::string& run_id);
 
 /// A name for this launch that no other has.
 std::string make_run_id();

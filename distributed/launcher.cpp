@@ -40,7 +40,8 @@ struct Rank {
 
 class Launcher {
  public:
-  explicit Launcher(const LaunchOptions& options) : options_(options), ranks_(static_cast<size_t>(options.ranks)) {}
+  explicit Launcher(const LaunchOptions& options)
+      : options_(options), ranks_(static_cast<size_t>(options.ranks)) {}
 
   int run() {
     take_signals();
@@ -56,7 +57,8 @@ class Launcher {
   void take_signals();
   void start(int rank, const std::string& run_id);
   void open_output(Rank& rank, int stream, Fd* child_end);
-  [[noreturn]] void become(const Rank& rank, const Fd (&streams)[2], int status, const std::string& run_id);
+  [[noreturn]] void become(const Rank& rank, const Fd (&streams)[2], int status,
+                           const std::string& run_id);
   void turn();
   void handle_signals();
   void reap();
@@ -90,26 +92,30 @@ void Launcher::take_signals() {
 
 void Launcher::open_output(Rank& rank, int stream, Fd* child_end) {
   const auto& shown = options_.filter_ranks;
-  const bool show = shown.empty() || std::find(shown.begin(), shown.end(), rank.rank) != shown.end();
+  const bool show =
+      shown.empty() || std::find(shown.begin(), shown.end(), rank.rank) != shown.end();
   const bool terminal = isatty(stream) == 1;
   // Rank 0 keeps the terminal: a progress bar redraws its line there.
   if (rank.rank == 0 && terminal && show && options_.log_dir.empty()) return;
   int ends[2];
-  LOCKSTEP_CHECK(pipe2(ends, O_CLOEXEC) == 0, DistError, "launch: cannot make a pipe: ", std::strerror(errno));
+  LOCKSTEP_CHECK(pipe2(ends, O_CLOEXEC) == 0, DistError,
+                 "launch: cannot make a pipe: ", std::strerror(errno));
   *child_end = Fd(ends[1]);
   Fd log;
   if (!options_.log_dir.empty()) {
     const std::string folder = options_.log_dir + "/attempt_0";
     std::error_code error;
     std::filesystem::create_directories(folder, error);
-    const std::string path = cat(folder, "/rank_", rank.rank, stream == STDOUT_FILENO ? ".out" : ".err");
+    const std::string path =
+        str_cat(folder, "/rank_", rank.rank, stream == STDOUT_FILENO ? ".out" : ".err");
     log = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     LOCKSTEP_CHECK(log, IoError, "launch: cannot write ", path, ": ", std::strerror(errno));
   }
   std::string prefix;
   if (options_.prefix) {
-    prefix = cat("[", rank.rank, "] ");
-    if (terminal && !getenv("NO_COLOR")) prefix = cat("\033[", 31 + rank.rank % 6, "m[", rank.rank, "]\033[0m ");
+    prefix = str_cat("[", rank.rank, "] ");
+    if (terminal && !getenv("NO_COLOR"))
+      prefix = str_cat("\033[", 31 + rank.rank % 6, "m[", rank.rank, "]\033[0m ");
   }
   rank.outputs.emplace_back(Fd(ends[0]), show ? stream : -1, prefix, std::move(log));
 }
@@ -121,7 +127,8 @@ void Launcher::start(int number, const std::string& run_id) {
   open_output(rank, STDOUT_FILENO, &streams[0]);
   open_output(rank, STDERR_FILENO, &streams[1]);
   int status[2];
-  LOCKSTEP_CHECK(pipe2(status, O_CLOEXEC) == 0, DistError, "launch: cannot make a pipe: ", std::strerror(errno));
+  LOCKSTEP_CHECK(pipe2(status, O_CLOEXEC) == 0, DistError,
+                 "launch: cannot make a pipe: ", std::strerror(errno));
   const Fd from(status[0]);
   Fd to(status[1]);
   rank.pid = fork();
@@ -142,7 +149,8 @@ void Launcher::start(int number, const std::string& run_id) {
 }
 
 // In the child: everything up to the program itself.
-void Launcher::become(const Rank& rank, const Fd (&streams)[2], int status, const std::string& run_id) {
+void Launcher::become(const Rank& rank, const Fd (&streams)[2], int status,
+                      const std::string& run_id) {
   setpgid(0, 0);
   watchdog_->announce(getpid());
   sigprocmask(SIG_SETMASK, &before_, nullptr);
@@ -170,7 +178,8 @@ void Launcher::become(const Rank& rank, const Fd (&streams)[2], int status, cons
 void Launcher::turn() {
   std::vector<pollfd> polled{{signals_.get(), POLLIN, 0}};
   std::vector<LineOutput*> sources;
-  // Where our own output is congested its sources wait, and so do the ranks; signals and deaths do not.
+  // Where our own output is congested its sources wait, and so do the ranks; signals and deaths do
+  // not.
   bool congested[3] = {};
   for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
     pollfd p{stream, POLLOUT, 0};
@@ -186,7 +195,8 @@ void Launcher::turn() {
       }
   int timeout = -1;
   if (kill_at_) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*kill_at_ - Clock::now()).count();
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(*kill_at_ - Clock::now()).count();
     timeout = static_cast<int>(std::max<long>(left, 0));
   }
   poll(polled.data(), polled.size(), timeout);
@@ -208,8 +218,10 @@ void Launcher::handle_signals() {
       deaths = true;
       continue;
     }
-    if (!ends_the_job(signal)) signal_all(signal);
-    else if (told_by_) signal_all(SIGKILL);  // told twice
+    if (!ends_the_job(signal))
+      signal_all(signal);
+    else if (told_by_)
+      signal_all(SIGKILL);  // told twice
     else {
       told_by_ = signal;
       stop(signal);
@@ -222,7 +234,9 @@ void Launcher::reap() {
   for (Rank& r : ranks_) {
     if (r.over) continue;
     siginfo_t info{};
-    if (waitid(P_PID, static_cast<id_t>(r.pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == r.pid) bury(r);
+    if (waitid(P_PID, static_cast<id_t>(r.pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+        info.si_pid == r.pid)
+      bury(r);
   }
 }
 
@@ -239,19 +253,20 @@ void Launcher::bury(Rank& rank) {
 
 void Launcher::fail_with(const Rank& rank, int status) {
   code_ = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-  std::string text = cat("lockstep-run: rank ", rank.rank, " (pid ", rank.pid, ") ");
+  std::string text = str_cat("lockstep-run: rank ", rank.rank, " (pid ", rank.pid, ") ");
   if (WIFSIGNALED(status))
-    text += cat("was killed by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")");
+    text += str_cat("was killed by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")");
   else
-    text += cat("failed with exit code ", WEXITSTATUS(status));
-  if (told_by_) text += cat(", after ", strsignal(told_by_), " to all ranks");
+    text += str_cat("failed with exit code ", WEXITSTATUS(status));
+  if (told_by_) text += str_cat(", after ", strsignal(told_by_), " to all ranks");
   text += '\n';
   // stderr's lines say more than stdout's, where there are any.
   for (auto output = rank.outputs.rbegin(); output != rank.outputs.rend() && !told_by_; ++output) {
     const auto& lines = output->last_lines();
     if (lines.empty()) continue;
     text += "lockstep-run: its last lines:\n";
-    for (size_t i = lines.size() > 10 ? lines.size() - 10 : 0; i < lines.size(); ++i) text += cat("  ", lines[i], "\n");
+    for (size_t i = lines.size() > 10 ? lines.size() - 10 : 0; i < lines.size(); ++i)
+      text += str_cat("  ", lines[i], "\n");
     break;
   }
   write_all(STDERR_FILENO, text);
@@ -273,7 +288,8 @@ void Launcher::signal_all(int signal) {
 
 int launch(const LaunchOptions& options) {
   LOCKSTEP_CHECK(!options.command.empty(), ValueError, "launch: names no program");
-  LOCKSTEP_CHECK(options.ranks >= 1, ValueError, "launch: needs at least one rank, got ", options.ranks);
+  LOCKSTEP_CHECK(options.ranks >= 1, ValueError, "launch: needs at least one rank, got ",
+                 options.ranks);
   LaunchOptions filled = options;
   if (filled.master_port == 0) filled.master_port = free_port();
   if (options.dry_run) {

@@ -17,7 +17,8 @@ constexpr size_t kLastLines = 20;
 void write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t n = ::write(fd, text.data(), text.size());
-    if (n > 0) text.remove_prefix(static_cast<size_t>(n));
+    if (n > 0)
+      text.remove_prefix(static_cast<size_t>(n));
     else if (n < 0 && errno == EAGAIN) {
       pollfd p{fd, POLLOUT, 0};
       poll(&p, 1, -1);
@@ -43,7 +44,8 @@ void LineOutput::finish() {
   if (!pipe_) return;
   char buffer[64 << 10];
   ssize_t n;
-  while ((n = ::read(pipe_.get(), buffer, sizeof buffer)) > 0) take({buffer, static_cast<size_t>(n)});
+  while ((n = ::read(pipe_.get(), buffer, sizeof buffer)) > 0)
+    take({buffer, static_cast<size_t>(n)});
   if (!line_.empty()) put(std::exchange(line_, {}));
   pipe_.reset();
 }

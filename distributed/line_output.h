@@ -1,5 +1,6 @@
-// LineOutput: one stream of one rank on its way to the launcher's own: whole lines, each written at once behind
-// the rank's prefix, a copy in a log file, and the last lines kept for the report of a failure.
+// LineOutput: one stream of one rank on its way to the launcher's own: whole lines, each written at
+// once behind the rank's prefix, a copy in a log file, and the last lines kept for the report of a
+// failure.
 #pragma once
 
 #include <deque>
@@ -12,7 +13,8 @@ namespace lockstep::dist {
 
 class LineOutput {
  public:
-  /// Reads from `pipe`; writes to the descriptor `to`, or nowhere if it is -1, and to `log` if it is open.
+  /// Reads from `pipe`; writes to the descriptor `to`, or nowhere if it is -1, and to `log` if it
+  /// is open.
   LineOutput(Fd pipe, int to, std::string prefix, Fd log);
 
   int pipe() const { return pipe_.get(); }
@@ -36,7 +38,8 @@ class LineOutput {
   std::deque<std::string> last_;
 };
 
-/// Writes all of it, waiting where the descriptor would block; gives up silently when nobody reads any more.
+/// Writes all of it, waiting where the descriptor would block; gives up silently when nobody reads
+/// any more.
 void write_all(int fd, std::string_view text);
 
 }  // namespace lockstep::dist

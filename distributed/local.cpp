@@ -85,23 +85,24 @@ class LocalPeers final : public Peers {
 };
 
 // What happens in a rank's thread.
-void run_rank(std::unique_ptr<LocalPeers> peers, const std::function<void(Group)>& f, const LocalOptions& options) {
+void run_rank(std::unique_ptr<LocalPeers> peers, const std::function<void(Group)>& f,
+              const LocalOptions& options) {
   const int rank = peers->rank();
   LocalPeers& mine = *peers;
   const auto group = std::make_shared<SharedGroup>("local", std::move(peers), options.timeout);
-  std::string why = cat("rank ", rank, " has left");
+  std::string why = str_cat("rank ", rank, " has left");
   std::exception_ptr failure;
   try {
     set_default_group(group, rank);
-    f(Group(group, rank));
+    f(default_group());
     set_default_group(nullptr, 0);
     group->destroy();
   } catch (const std::exception& e) {
     failure = std::current_exception();
-    why = cat("rank ", rank, " failed: ", e.what());
+    why = str_cat("rank ", rank, " failed: ", e.what());
   } catch (...) {
     failure = std::current_exception();
-    why = cat("rank ", rank, " failed");
+    why = str_cat("rank ", rank, " failed");
   }
   mine.end(why, failure);
   set_default_group(nullptr, 0);
@@ -111,12 +112,14 @@ void run_rank(std::unique_ptr<LocalPeers> peers, const std::function<void(Group)
 }  // namespace
 
 void run_local(int world_size, const std::function<void(Group)>& f, LocalOptions options) {
-  LOCKSTEP_CHECK(world_size >= 1, ValueError, "run_local: needs at least one rank, got ", world_size);
+  LOCKSTEP_CHECK(world_size >= 1, ValueError, "run_local: needs at least one rank, got ",
+                 world_size);
   auto hub = std::make_shared<Hub>();
   hub->ends.resize(static_cast<size_t>(world_size));
   const auto first = Segment::plain(SharedGroup::bytes_for(world_size));
   std::vector<std::unique_ptr<LocalPeers>> peers;
-  for (int r = 0; r < world_size; ++r) peers.push_back(std::make_unique<LocalPeers>(r, world_size, first, hub));
+  for (int r = 0; r < world_size; ++r)
+    peers.push_back(std::make_unique<LocalPeers>(r, world_size, first, hub));
 
   const Generator generator = default_generator();
   const int threads_each = std::max(1, get_num_threads() / world_size);

@@ -1,5 +1,5 @@
-// Operation's steps. The order of memory operations is what makes them safe: data, then the count that
-// announces it (release); the count (acquire), then the data.
+// Operation's steps. The order of memory operations is what makes them safe: data, then the count
+// that announces it (release); the count (acquire), then the data.
 #include <lockstep/distributed/operation.h>
 
 #include <algorithm>
@@ -12,9 +12,9 @@ namespace lockstep::dist {
 using std::memory_order_acquire;
 using std::memory_order_release;
 
-Operation::Operation(std::shared_ptr<Communicator> communicator, const Call& call, std::vector<Tensor> keep,
-                     StridedBytes source, std::vector<StridedBytes> targets, Milliseconds timeout,
-                     std::string label)
+Operation::Operation(std::shared_ptr<Communicator> communicator, const Call& call,
+                     std::vector<Tensor> keep, StridedBytes source,
+                     std::vector<StridedBytes> targets, Milliseconds timeout, std::string label)
     : communicator_(std::move(communicator)),
       rank_(communicator_->rank()),
       size_(communicator_->size()),
@@ -61,7 +61,8 @@ uint64_t Operation::least_consumed() const {
 
 std::byte* Operation::place(int rank, uint64_t chunk) const {
   std::byte* whole = places_[static_cast<size_t>(rank)];
-  return whole ? whole + chunk * kChunkBytes : communicator_->area().window(call_.sequence, rank, chunk);
+  return whole ? whole + chunk * kChunkBytes
+               : communicator_->area().window(call_.sequence, rank, chunk);
 }
 
 bool Operation::advance() {
@@ -89,26 +90,13 @@ bool Operation::advance() {
   return moved || over();
 }
 
-// A lane is used again only when every rank has left it; until then the operation waits its turn here.
-bool Operation::lane_is_free() {
-  const SharedArea& area = communicator_->area();
-  const auto free = [&] {
-    if (call_.sequence <= kLanes) return true;
-    for (int r = 0; r < size_; ++r)
-      if (mark(r).left.load(std::memory_order_seq_cst) < call_.sequence - kLanes) return false;
-    return true;
-  };
-  bool is_free = free();
-  if (!is_free && !counted_) {
-    counted_ = true;
-    area.queued().fetch_add(1, std::memory_order_seq_cst);
-    is_free = free();
-  }
-  if (is_free && counted_) {
-    counted_ = false;
-    area.queued().fetch_sub(1, std::memory_order_relaxed);
-  }
-  return is_free;
+// A lane is used again only when every rank has left it; until then the operation waits its turn
+// here.
+bool Operation::lane_is_free() const {
+  if (call_.sequence <= kLanes) return true;
+  for (int r = 0; r < size_; ++r)
+    if (mark(r).left.load(memory_order_acquire) < call_.sequence - kLanes) return false;
+  return true;
 }
 
 void Operation::publish() {
@@ -131,14 +119,15 @@ void Operation::compare() {
     const Call& theirs = area.call(call_.sequence, r);
     if (!call_.agrees_with(theirs)) {
       const bool lower = rank_ < r;
-      communicator_->poison(cat("ranks disagree: rank ", lower ? rank_ : r, " called ",
-                                (lower ? call_ : theirs).text(), ", rank ", lower ? r : rank_, " called ",
-                                (lower ? theirs : call_).text(),
+      communicator_->poison(str_cat("ranks disagree: rank ", lower ? rank_ : r, " called ",
+                                (lower ? call_ : theirs).text(), ", rank ", lower ? r : rank_,
+                                " called ", (lower ? theirs : call_).text(),
                                 "; all ranks must call the same collectives in the same order"));
       return;
     }
     if (theirs.allocation)
-      places_[static_cast<size_t>(r)] = communicator_->allocations().at({theirs.allocation, theirs.offset}, r);
+      places_[static_cast<size_t>(r)] =
+          communicator_->allocations().at({theirs.allocation, theirs.offset}, r);
     else
       any_window_ = true;
   }
@@ -149,7 +138,8 @@ bool Operation::offer() {
   if (offered_ == chunks_ || !offers()) return false;
   uint64_t limit = chunks_;
   if (!direct()) {
-    limit = std::min(limit, (reduces() ? taken_ : least_consumed()) + communicator_->area().window_chunks());
+    limit = std::min(
+        limit, (reduces() ? taken_ : least_consumed()) + communicator_->area().window_chunks());
     for (uint64_t c = offered_; c < limit; ++c)
       source_.read(first(c), count(c), communicator_->area().window(call_.sequence, rank_, c));
   }
@@ -199,7 +189,8 @@ bool Operation::take_offered() {
     for (int r = 0; r < size_; ++r) limit = std::min(limit, offered_by(r));
   if (taken_ >= limit) return false;
   for (; taken_ < limit; ++taken_) {
-    if (!from_all) targets_[0].write(first(taken_), count(taken_), place(call_.root, taken_));
+    if (!from_all)
+      targets_[0].write(first(taken_), count(taken_), place(call_.root, taken_));
     else
       for (int r = 0; r < size_; ++r)
         targets_[static_cast<size_t>(r)].write(first(taken_), count(taken_), place(r, taken_));
@@ -213,7 +204,9 @@ bool Operation::finished() const {
   if (chunks_ == 0) return true;
   if (reduces()) {
     if (!direct()) return taken_ == chunks_;
-    return communicator_->area().lane(call_.sequence).done.load(memory_order_acquire) - reduce_base_ >= chunks_;
+    return communicator_->area().lane(call_.sequence).done.load(memory_order_acquire) -
+               reduce_base_ >=
+           chunks_;
   }
   if (takes() && taken_ < chunks_) return false;
   if (!offers()) return true;
@@ -221,7 +214,7 @@ bool Operation::finished() const {
 }
 
 void Operation::complete() {
-  mark(rank_).left.store(call_.sequence, std::memory_order_seq_cst);
+  mark(rank_).left.store(call_.sequence, memory_order_release);
   keep_.clear();
   state_.store(State::complete, memory_order_release);
 }
@@ -232,25 +225,32 @@ void Operation::fail(const std::string& text) {
   state_.store(State::failed, memory_order_release);
 }
 
-bool Operation::needs(int rank) const { return mark(rank).left.load(memory_order_acquire) < call_.sequence; }
+bool Operation::needs(int rank) const {
+  return mark(rank).left.load(memory_order_acquire) < call_.sequence;
+}
 
 std::string NamedCall::text() const {
   if (call.sequence == 0) return "nothing";
-  return cat(call.text(), ", sequence number ", call.sequence, label.empty() ? std::string() : cat(" (", label, ")"));
+  return str_cat(call.text(), ", sequence number ", call.sequence,
+             label.empty() ? std::string() : str_cat(" (", label, ")"));
 }
 
 std::string Operation::deadline_text() const {
   const auto late = [this](int r) {
-    if (state_ == State::queued) return mark(r).left.load(memory_order_acquire) + kLanes < call_.sequence;
+    if (state_ == State::queued)
+      return mark(r).left.load(memory_order_acquire) + kLanes < call_.sequence;
     return mark(r).arrived.load(memory_order_acquire) < call_.sequence;
   };
   std::string who;
   int ranks = 0;
   for (int r = 0; r < size_; ++r)
-    if (late(r)) who += cat(ranks++ ? ", " : "", r);
-  if (ranks == 0) who = "all ranks arrived but not all finished";
-  else who = cat(ranks > 1 ? "ranks " : "rank ", who, " did not arrive");
-  return cat(who, " within ", timeout_.count(), " ms (rank ", rank_, " waited in ", named().text(), ")");
+    if (late(r)) who += str_cat(ranks++ ? ", " : "", r);
+  if (ranks == 0)
+    who = "all ranks arrived but not all finished";
+  else
+    who = str_cat(ranks > 1 ? "ranks " : "rank ", who, " did not arrive");
+  return str_cat(who, " within ", timeout_.count(), " ms (rank ", rank_, " waited in ", named().text(),
+             ")");
 }
 
 }  // namespace lockstep::dist

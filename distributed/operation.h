@@ -1,11 +1,11 @@
-// Operation: a collective under way on shared memory, as one rank sees it. All kinds are the same stream of
-// chunks: a rank *offers* chunks of its tensor (through its window, or all at once where the tensor itself is
-// shared), chunks are combined or read by whoever may, and a rank *takes* the results into its own tensor.
+// Operation: a collective under way on shared memory, as one rank sees it. All kinds are the same
+// stream of chunks: a rank *offers* chunks of its tensor (through its window, or all at once where
+// the tensor itself is shared), chunks are combined or read by whoever may, and a rank *takes* the
+// results into its own tensor.
 //
-//   all_reduce   all offer; anybody claims a chunk that all have offered and combines it for everybody
-//   broadcast    the root offers, the others take
-//   all_gather   all offer, all take from all
-//   barrier      no chunks: complete when all have arrived and their calls agree
+//   all_reduce   all offer; anybody claims a chunk that all have offered and combines it for
+//   everybody broadcast    the root offers, the others take all_gather   all offer, all take from
+//   all barrier      no chunks: complete when all have arrived and their calls agree
 #pragma once
 
 #include <atomic>
@@ -25,9 +25,11 @@ struct NamedCall {
 
 class Operation final : public Work {
  public:
-  /// `source` is what this rank offers from, `targets` where it takes to (all_gather: one per rank).
+  /// `source` is what this rank offers from, `targets` where it takes to (all_gather: one per
+  /// rank).
   Operation(std::shared_ptr<Communicator> communicator, const Call& call, std::vector<Tensor> keep,
-            StridedBytes source, std::vector<StridedBytes> targets, Milliseconds timeout, std::string label);
+            StridedBytes source, std::vector<StridedBytes> targets, Milliseconds timeout,
+            std::string label);
 
   void wait() override;
   bool is_completed() override;
@@ -63,11 +65,16 @@ class Operation final : public Work {
   enum class State : int { queued, published, agreed, complete, failed };
 
   bool reduces() const { return call_.kind == CallKind::all_reduce; }
-  bool offers() const { return reduces() || call_.kind == CallKind::all_gather || rank_ == call_.root; }
-  bool takes() const { return call_.kind == CallKind::all_gather || (call_.kind == CallKind::broadcast && rank_ != call_.root); }
+  bool offers() const {
+    return reduces() || call_.kind == CallKind::all_gather || rank_ == call_.root;
+  }
+  bool takes() const {
+    return call_.kind == CallKind::all_gather ||
+           (call_.kind == CallKind::broadcast && rank_ != call_.root);
+  }
   bool direct() const { return call_.allocation != 0; }
 
-  bool lane_is_free();
+  bool lane_is_free() const;
   void publish();
   bool all_arrived() const;
   void compare();
@@ -83,7 +90,9 @@ class Operation final : public Work {
   uint64_t least_consumed() const;
   std::byte* place(int rank, uint64_t chunk) const;
   int64_t first(uint64_t chunk) const { return static_cast<int64_t>(chunk) * chunk_elements_; }
-  int64_t count(uint64_t chunk) const { return std::min(chunk_elements_, elements_ - first(chunk)); }
+  int64_t count(uint64_t chunk) const {
+    return std::min(chunk_elements_, elements_ - first(chunk));
+  }
 
   std::shared_ptr<Communicator> communicator_;
   int rank_, size_;
@@ -99,7 +108,6 @@ class Operation final : public Work {
   uint64_t chunks_ = 0, base_ = 0, reduce_base_ = 0;
   uint64_t offered_ = 0, taken_ = 0;
   bool any_window_ = false;         // some rank's chunks go through its window
-  bool counted_ = false;            // in the area's count of queued operations
   std::vector<std::byte*> places_;  // by rank: its tensor where that is shared, else null
   std::vector<std::byte*> buffers_;
   std::atomic<State> state_{State::queued};

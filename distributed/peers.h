@@ -1,5 +1,6 @@
-// Peers: the ranks that share one host's memory, seen from one of them: where each sleeps, whether it still
-// lives, and how new memory gets to all of them. Processes and threads differ in this, and in nothing else.
+// Peers: the ranks that share one host's memory, seen from one of them: where each sleeps, whether
+// it still lives, and how new memory gets to all of them. Processes and threads differ in this, and
+// in nothing else.
 #pragma once
 
 #include <memory>
@@ -16,13 +17,14 @@ using Clock = std::chrono::steady_clock;
 /// A rank's place in the memory that its peers see first.
 struct alignas(64) Seat {
   Event event;
-  int64_t pid;         // of the rank's process; 0 for a thread
-  uint64_t cpus[16];   // the processors it may run on
+  int64_t pid;        // of the rank's process; 0 for a thread
+  uint64_t cpus[16];  // the processors it may run on
 };
 
 class LOCKSTEP_API Peers {
  public:
-  Peers(int rank, int size, std::shared_ptr<Segment> first) : rank_(rank), size_(size), first_(std::move(first)) {}
+  Peers(int rank, int size, std::shared_ptr<Segment> first)
+      : rank_(rank), size_(size), first_(std::move(first)) {}
   virtual ~Peers() = default;
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -37,13 +39,15 @@ class LOCKSTEP_API Peers {
   }
   /// Writes this rank's pid and processors into its seat.
   void sit_down(int64_t pid) const;
-  /// Whether there is a processor for each rank, so that polling steals no time from a peer. Once all sit.
+  /// Whether there is a processor for each rank, so that polling steals no time from a peer. Once
+  /// all sit.
   bool may_poll() const;
 
   /// Why nothing can come from a rank any more ("rank 1 (pid 7) died: ..."); empty while it lives.
   virtual std::string lost(int rank) = 0;
-  /// New memory of `bytes` bytes, the same on all ranks that call with this tag. All ranks have agreed to
-  /// call it before, so it waits for rank 0's share alone. Throws OutOfMemory on all ranks if rank 0 has none.
+  /// New memory of `bytes` bytes, the same on all ranks that call with this tag. All ranks have
+  /// agreed to call it before, so it waits for rank 0's share alone. Throws OutOfMemory on all
+  /// ranks if rank 0 has none.
   virtual std::shared_ptr<Segment> share(uint64_t tag, size_t bytes) = 0;
 
  private:

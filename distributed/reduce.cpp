@@ -7,7 +7,8 @@
 namespace lockstep::dist {
 
 std::string_view name_of(ReduceOp op) {
-  constexpr std::string_view names[] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor"};
+  constexpr std::string_view names[] = {"sum", "avg",  "product", "min",
+                                        "max", "band", "bor",     "bxor"};
   return names[static_cast<int>(op)];
 }
 
@@ -31,13 +32,17 @@ namespace {
 // Integer sums and products wrap around like PyTorch's, without undefined behaviour.
 template <class T>
 T add(T a, T b) {
-  if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-  else return a + b;
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+  else
+    return a + b;
 }
 template <class T>
 T multiply(T a, T b) {
-  if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
-  else return a * b;
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+  else
+    return a * b;
 }
 
 // `f` combines two values, `last` finishes the result (avg's division).
@@ -78,34 +83,47 @@ void reduce_as(std::span<std::byte* const> buffers, size_t count, ReduceOp op) {
   const auto smaller = [](T a, T b) { return a < b || a != a ? a : b; };
   const auto larger = [](T a, T b) { return a > b || a != a ? a : b; };
   switch (op) {
-    case ReduceOp::sum: return run<T>(buffers, count, add<T>);
-    case ReduceOp::product: return run<T>(buffers, count, multiply<T>);
-    case ReduceOp::min: return run<T>(buffers, count, smaller);
-    case ReduceOp::max: return run<T>(buffers, count, larger);
+    case ReduceOp::sum:
+      return run<T>(buffers, count, add<T>);
+    case ReduceOp::product:
+      return run<T>(buffers, count, multiply<T>);
+    case ReduceOp::min:
+      return run<T>(buffers, count, smaller);
+    case ReduceOp::max:
+      return run<T>(buffers, count, larger);
     case ReduceOp::avg:
       if constexpr (std::is_floating_point_v<T>) {
         const T scale = static_cast<T>(1.0 / static_cast<double>(buffers.size()));
         return run<T>(buffers, count, add<T>, [=](T x) { return x * scale; });
       }
       break;
-    default: break;
+    default:
+      break;
   }
   if constexpr (std::is_integral_v<T>) {
-    if (op == ReduceOp::band) run<T>(buffers, count, [](T a, T b) { return static_cast<T>(a & b); });
+    if (op == ReduceOp::band)
+      run<T>(buffers, count, [](T a, T b) { return static_cast<T>(a & b); });
     if (op == ReduceOp::bor) run<T>(buffers, count, [](T a, T b) { return static_cast<T>(a | b); });
-    if (op == ReduceOp::bxor) run<T>(buffers, count, [](T a, T b) { return static_cast<T>(a ^ b); });
+    if (op == ReduceOp::bxor)
+      run<T>(buffers, count, [](T a, T b) { return static_cast<T>(a ^ b); });
   }
 }
 
 }  // namespace
 
-void reduce_everywhere(std::span<std::byte* const> buffers, size_t count, DType dtype, ReduceOp op) {
+void reduce_everywhere(std::span<std::byte* const> buffers, size_t count, DType dtype,
+                       ReduceOp op) {
   switch (dtype) {
-    case DType::f32: return reduce_as<float>(buffers, count, op);
-    case DType::f64: return reduce_as<double>(buffers, count, op);
-    case DType::i64: return reduce_as<int64_t>(buffers, count, op);
-    case DType::i32: return reduce_as<int32_t>(buffers, count, op);
-    default: return reduce_as<uint8_t>(buffers, count, op);  // u8, and bool as 0 and 1
+    case DType::f32:
+      return reduce_as<float>(buffers, count, op);
+    case DType::f64:
+      return reduce_as<double>(buffers, count, op);
+    case DType::i64:
+      return reduce_as<int64_t>(buffers, count, op);
+    case DType::i32:
+      return reduce_as<int32_t>(buffers, count, op);
+    default:
+      return reduce_as<uint8_t>(buffers, count, op);  // u8, and bool as 0 and 1
   }
 }
 

@@ -197,7 +197,7 @@ void Reducer::backward_ends(bool failed) {
     reason = e.what();
   } catch (...) {
   }
-  group_->abort(cat("rank ", group_->rank(), " failed inside DDP's backward: ", reason));
+  group_->abort(str_cat("rank ", group_->rank(), " failed inside DDP's backward: ", reason));
   drop_gradients();
 }
 
@@ -245,7 +245,7 @@ void Reducer::check_records(const std::vector<ControlRecord>& records) {
     std::string names;
     for (size_t i = 0; i < parameters_.size(); ++i)
       if (!records[r].used[i]) names += (names.empty() ? "" : ", ") + parameters_[i].name;
-    if (!names.empty()) missing += cat(missing.empty() ? "" : "; ", names, " received no gradient on rank ", r);
+    if (!names.empty()) missing += str_cat(missing.empty() ? "" : "; ", names, " received no gradient on rank ", r);
   }
   LOCKSTEP_CHECK(missing.empty(), DistError, "DDP: ", missing,
                  "; set find_unused_parameters or use every output of forward in the loss");

@@ -13,15 +13,17 @@ namespace lockstep::dist {
 namespace {
 
 std::shared_ptr<ProcessGroup> make_single(const Environment& env, const InitOptions&) {
-  LOCKSTEP_CHECK(env.size == 1, DistError, "init: backend single is a group of one rank, but there are ", env.size);
+  LOCKSTEP_CHECK(env.size == 1, DistError,
+                 "init: backend single is a group of one rank, but there are ", env.size);
   return std::make_shared<SingleGroup>();
 }
 
 std::shared_ptr<ProcessGroup> make_shm(const Environment& env, const InitOptions& options) {
-  LOCKSTEP_CHECK(env.one_host, DistError, "init: backend shm serves ranks of one host, but ", env.launcher,
-                 " started ", env.local_size, " of ", env.size, " ranks here; no backend across hosts is registered");
-  return std::make_shared<SharedGroup>("shm", join(env, SharedGroup::bytes_for(env.size), options.join_timeout),
-                                       options.timeout);
+  LOCKSTEP_CHECK(env.one_host, DistError, "init: backend shm serves ranks of one host, but ",
+                 env.launcher, " started ", env.local_size, " of ", env.size,
+                 " ranks here; no backend across hosts is registered");
+  return std::make_shared<SharedGroup>(
+      "shm", join(env, SharedGroup::bytes_for(env.size), options.join_timeout), options.timeout);
 }
 
 std::shared_ptr<ProcessGroup> make_local(const Environment&, const InitOptions&) {
@@ -30,7 +32,8 @@ std::shared_ptr<ProcessGroup> make_local(const Environment&, const InitOptions&)
 
 struct Registry {
   std::mutex mutex;
-  std::map<std::string, BackendFactory> factories{{"single", make_single}, {"shm", make_shm}, {"local", make_local}};
+  std::map<std::string, BackendFactory> factories{
+      {"single", make_single}, {"shm", make_shm}, {"local", make_local}};
 };
 Registry& registry() {
   static Registry* r = new Registry;  // outlives every static that might use it
@@ -52,7 +55,9 @@ std::vector<std::string> backends() {
 }
 
 std::shared_ptr<ProcessGroup> make_group(const Environment& env, const InitOptions& options) {
-  const std::string name = !options.backend.empty() ? options.backend : env.size == 1 ? "single" : "shm";
+  const std::string name = !options.backend.empty() ? options.backend
+                           : env.size == 1          ? "single"
+                                                    : "shm";
   BackendFactory factory;
   {
     std::lock_guard lock(registry().mutex);
@@ -61,7 +66,7 @@ std::shared_ptr<ProcessGroup> make_group(const Environment& env, const InitOptio
   }
   if (!factory) {
     std::string known;
-    for (const std::string& b : backends()) known += cat(known.empty() ? "" : ", ", b);
+    for (const std::string& b : backends()) known += str_cat(known.empty() ? "" : ", ", b);
     fail<DistError>("init: no backend is registered as \"", name, "\"; there are ", known);
   }
   return factory(env, options);

@@ -13,7 +13,9 @@ namespace {
 class ProcessPeers final : public Peers {
  public:
   ProcessPeers(int rank, int size, Meeting meeting)
-      : Peers(rank, size, meeting.memory), meeting_(std::move(meeting)), dead_(static_cast<size_t>(size)) {}
+      : Peers(rank, size, meeting.memory),
+        meeting_(std::move(meeting)),
+        dead_(static_cast<size_t>(size)) {}
 
   std::string lost(int rank) override {
     const auto r = static_cast<size_t>(rank);
@@ -22,7 +24,7 @@ class ProcessPeers final : public Peers {
       if (poll(&line, 1, 0) <= 0) return {};
       dead_[r] = true;
     }
-    return cat("rank ", rank, " (pid ", seat(rank).pid, ") died: its connection was closed");
+    return str_cat("rank ", rank, " (pid ", seat(rank).pid, ") died: its connection was closed");
   }
 
   // Nobody goes on before everybody has mapped the memory and sits. The visitors' side ...
@@ -39,7 +41,8 @@ class ProcessPeers final : public Peers {
     Message verdict(Message::go);
     for (int r = 1; r < size() && verdict.kind == Message::go; ++r) {
       try {
-        const Message report = next_message(meeting_.links[static_cast<size_t>(r)].get(), deadline, cat("rank ", r));
+        const Message report =
+            next_message(meeting_.links[static_cast<size_t>(r)].get(), deadline, str_cat("rank ", r));
         if (report.kind != Message::ready) verdict = report;
       } catch (const DistError& e) {
         verdict = Message(Message::refused, e.what());
@@ -64,7 +67,8 @@ class ProcessPeers final : public Peers {
       LOCKSTEP_CHECK(left > 0, DistError, "init: ", who, " did not confirm the meeting in time");
       if (!readable(link, static_cast<int>(left))) continue;
       const Received got = receive_message(link, message, none);
-      LOCKSTEP_CHECK(got != Received::closed, DistError, "init: ", who, " ended while the ranks met");
+      LOCKSTEP_CHECK(got != Received::closed, DistError, "init: ", who,
+                     " ended while the ranks met");
       if (got == Received::message) return message;
     }
   }
@@ -102,8 +106,10 @@ class ProcessPeers final : public Peers {
       std::vector<Fd> files;
       const Received got = receive_message(link, message, files);
       LOCKSTEP_CHECK(got != Received::closed, DistError, "share: ", lost(0));
-      // Another thread of this rank may be waiting for another communicator's memory: keep what is not ours.
-      if (got == Received::message) kept_.push_back({message, files.empty() ? Fd() : std::move(files[0])});
+      // Another thread of this rank may be waiting for another communicator's memory: keep what is
+      // not ours.
+      if (got == Received::message)
+        kept_.push_back({message, files.empty() ? Fd() : std::move(files[0])});
     }
   }
 
@@ -118,7 +124,7 @@ class ProcessPeers final : public Peers {
 };
 
 std::string key_of(const Environment& env) {
-  return cat(env.run_id, "/", env.master_port, "/", env.attempt);
+  return str_cat(env.run_id, "/", env.master_port, "/", env.attempt);
 }
 
 }  // namespace
@@ -127,9 +133,9 @@ MeetingPoint MeetingPoint::of(const Environment& env, Milliseconds timeout) {
   // The name has room for 107 characters, a run id may be longer.
   uint64_t hash = 0xCBF29CE484222325;
   for (const char c : key_of(env)) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
-  return {.name = cat("lockstep-", geteuid(), "-", hash),
-          .where = cat("MASTER_PORT ", env.master_port.empty() ? "unset" : env.master_port, ", run id \"",
-                       env.run_id, "\", attempt ", env.attempt),
+  return {.name = str_cat("lockstep-", geteuid(), "-", hash),
+          .where = str_cat("MASTER_PORT ", env.master_port.empty() ? "unset" : env.master_port,
+                       ", run id \"", env.run_id, "\", attempt ", env.attempt),
           .rank = env.rank,
           .size = env.size,
           .timeout = timeout};
@@ -137,23 +143,27 @@ MeetingPoint MeetingPoint::of(const Environment& env, Milliseconds timeout) {
 
 std::string MeetingPoint::missing_text(const std::vector<int>& missing) const {
   std::string ranks;
-  for (size_t i = 0; i < missing.size() && i < 16; ++i) ranks += cat(i ? ", " : "", missing[i]);
+  for (size_t i = 0; i < missing.size() && i < 16; ++i) ranks += str_cat(i ? ", " : "", missing[i]);
   if (missing.size() > 16) ranks += ", ...";
-  return cat(size - static_cast<int>(missing.size()), "/", size, " ranks joined within ",
-             static_cast<double>(timeout.count()) / 1000, " s: ", missing.size() > 1 ? "ranks " : "rank ", ranks,
-             missing.size() > 1 ? " are" : " is", " missing; did you start ", missing.size() > 1 ? "them" : "it",
-             " with srun? (meeting on this host: ", where, ")");
+  return str_cat(size - static_cast<int>(missing.size()), "/", size, " ranks joined within ",
+             static_cast<double>(timeout.count()) / 1000,
+             " s: ", missing.size() > 1 ? "ranks " : "rank ", ranks,
+             missing.size() > 1 ? " are" : " is", " missing; did you start ",
+             missing.size() > 1 ? "them" : "it", " with srun? (meeting on this host: ", where, ")");
 }
 
 std::unique_ptr<Peers> join(const Environment& env, size_t bytes, Milliseconds timeout) {
-  LOCKSTEP_CHECK(env.size <= 250, DistError, "init: backend shm serves at most 250 ranks on a host, got ", env.size);
+  LOCKSTEP_CHECK(env.size <= 250, DistError,
+                 "init: backend shm serves at most 250 ranks on a host, got ", env.size);
   const MeetingPoint point = MeetingPoint::of(env, timeout);
   const Clock::time_point deadline = Clock::now() + timeout + std::chrono::seconds(1);
   Meeting meeting = env.rank == 0 ? host_meeting(point, bytes) : visit_meeting(point);
   auto peers = std::make_unique<ProcessPeers>(env.rank, env.size, std::move(meeting));
   peers->sit_down(getpid());
-  if (env.rank == 0) peers->wait_for_all(deadline);
-  else peers->report_ready(deadline);
+  if (env.rank == 0)
+    peers->wait_for_all(deadline);
+  else
+    peers->report_ready(deadline);
   return peers;
 }
 

@@ -1,7 +1,8 @@
-// The meeting of a job's ranks on one host. Rank 0 listens on an abstract Unix socket, whose name no file
-// system knows and no crash leaves behind; the others connect. There each rank gets the shared memory, a
-// connection to rank 0, through which later memory comes, and the reading end of every other rank's life
-// line: a pipe that only that rank holds open, so that its end of file is the notice of the rank's death.
+// The meeting of a job's ranks on one host. Rank 0 listens on an abstract Unix socket, whose name
+// no file system knows and no crash leaves behind; the others connect. There each rank gets the
+// shared memory, a connection to rank 0, through which later memory comes, and the reading end of
+// every other rank's life line: a pipe that only that rank holds open, so that its end of file is
+// the notice of the rank's death.
 #pragma once
 
 #include <memory>
@@ -17,9 +18,9 @@ namespace lockstep::dist {
 /// What a rank has when all have met.
 struct Meeting {
   std::shared_ptr<Segment> memory;
-  Fd life;                 // the writing end of this rank's own life line
-  std::vector<Fd> lives;   // by rank: the reading ends of the others'
-  std::vector<Fd> links;   // rank 0: by rank, to each of them; the others: one, to rank 0
+  Fd life;                // the writing end of this rank's own life line
+  std::vector<Fd> lives;  // by rank: the reading ends of the others'
+  std::vector<Fd> links;  // rank 0: by rank, to each of them; the others: one, to rank 0
 };
 
 /// Where and with whom to meet.
@@ -34,9 +35,11 @@ struct LOCKSTEP_API MeetingPoint {
   std::string missing_text(const std::vector<int>& missing) const;
 };
 
-/// Joins the other ranks and shares `bytes` bytes of zeroed memory with them. Throws DistError, on every rank that
-/// waits, when some are missing at the deadline; OutOfMemory on all when there is no such memory.
-LOCKSTEP_API std::unique_ptr<Peers> join(const Environment& env, size_t bytes, Milliseconds timeout);
+/// Joins the other ranks and shares `bytes` bytes of zeroed memory with them. Throws DistError, on
+/// every rank that waits, when some are missing at the deadline; OutOfMemory on all when there is
+/// no such memory.
+LOCKSTEP_API std::unique_ptr<Peers> join(const Environment& env, size_t bytes,
+                                         Milliseconds timeout);
 
 // The two sides of it, up to the point where a rank has everything; join() lets all confirm it.
 Meeting host_meeting(const MeetingPoint& point, size_t bytes);

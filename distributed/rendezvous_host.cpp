@@ -1,5 +1,6 @@
-// Rank 0's side of a meeting: it listens, refuses strangers, and when all are there hands out the memory and
-// the life lines. One poll loop serves everybody, so a guest that says nothing holds up nobody.
+// Rank 0's side of a meeting: it listens, refuses strangers, and when all are there hands out the
+// memory and the life lines. One poll loop serves everybody, so a guest that says nothing holds up
+// nobody.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -42,8 +43,8 @@ class Host {
 
   const MeetingPoint& point_;
   Fd listener_;
-  std::vector<Fd> strangers_;   // connected, and not yet heard
-  std::vector<Guest> guests_;   // by rank
+  std::vector<Fd> strangers_;  // connected, and not yet heard
+  std::vector<Guest> guests_;  // by rank
   Clock::time_point start_ = Clock::now();
   Clock::time_point next_report_;
   bool logged_ = false;
@@ -54,10 +55,13 @@ Host::Host(const MeetingPoint& point) : point_(point), guests_(static_cast<size_
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   point.name.copy(address.sun_path + 1, sizeof address.sun_path - 1);
-  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + point.name.size());
-  const bool bound = listener_ && bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), length) == 0;
+  const auto length =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + point.name.size());
+  const bool bound =
+      listener_ && bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), length) == 0;
   LOCKSTEP_CHECK(bound || errno != EADDRINUSE, DistError,
-                 "init: the meeting point is in use: another job of this user is starting with ", point.where,
+                 "init: the meeting point is in use: another job of this user is starting with ",
+                 point.where,
                  "; give one of them another MASTER_PORT, or start it with lockstep-run");
   LOCKSTEP_CHECK(bound && listen(listener_.get(), 1024) == 0, DistError,
                  "init: cannot listen for the other ranks: ", std::strerror(errno));
@@ -89,7 +93,7 @@ void Host::report() {
   tell_all(Message(Message::status, text));
   if (!logged_ && now - start_ >= std::chrono::seconds(5)) {
     logged_ = true;
-    log_info(cat("still waiting: ", text));
+    log_info(str_cat("still waiting: ", text));
   }
 }
 
@@ -108,13 +112,17 @@ bool Host::greet(Fd& stranger) {
   std::vector<Fd> lines;
   const Received got = receive_message(stranger.get(), hello, lines);
   if (got == Received::nothing) return false;
-  if (got != Received::message || hello.kind != Message::hello || lines.size() != 1) return true;  // noise
+  if (got != Received::message || hello.kind != Message::hello || lines.size() != 1)
+    return true;  // noise
   if (hello.size != point_.size)
-    give_up(cat("init: WORLD_SIZE differs: it is ", point_.size, " on rank 0 and ", hello.size, " on rank ", hello.rank));
+    give_up(str_cat("init: WORLD_SIZE differs: it is ", point_.size, " on rank 0 and ", hello.size,
+                " on rank ", hello.rank));
   const bool known = hello.rank >= 1 && hello.rank < point_.size;
   if (!known || guests_[static_cast<size_t>(hello.rank)].there()) {
-    const std::string why = known ? " is there already: two processes have this rank" : " is not one of this job";
-    send_message(stranger.get(), Message(Message::refused, cat("init: rank ", hello.rank, why, " (", point_.where, ")")));
+    const std::string why =
+        known ? " is there already: two processes have this rank" : " is not one of this job";
+    send_message(stranger.get(), Message(Message::refused, str_cat("init: rank ", hello.rank, why, " (",
+                                                               point_.where, ")")));
     return true;
   }
   send_message(stranger.get(), Message(Message::registered));
@@ -127,7 +135,8 @@ void Host::hear(int rank) {
   Message message;
   std::vector<Fd> none;
   if (receive_message(guest.socket.get(), message, none) == Received::closed)
-    give_up(cat("init: rank ", rank, " (pid ", peer_pid(guest.socket.get()), ") ended while the ranks met"));
+    give_up(str_cat("init: rank ", rank, " (pid ", peer_pid(guest.socket.get()),
+                ") ended while the ranks met"));
 }
 
 void Host::wait_for_guests() {
@@ -143,8 +152,9 @@ void Host::wait_for_guests() {
         ranks.push_back(r);
       }
     const Clock::time_point now = Clock::now();
-    if (now >= deadline) give_up(cat("init: ", point_.missing_text(missing())));
-    const auto until = std::chrono::ceil<Milliseconds>(std::min(deadline, next_report_) - now).count();
+    if (now >= deadline) give_up(str_cat("init: ", point_.missing_text(missing())));
+    const auto until =
+        std::chrono::ceil<Milliseconds>(std::min(deadline, next_report_) - now).count();
     poll(polled.data(), polled.size(), static_cast<int>(std::max<long>(until, 0)));
     for (size_t i = 0; i < ranks.size(); ++i)
       if (polled[1 + strangers_.size() + i].revents) hear(ranks[i]);
@@ -156,7 +166,8 @@ void Host::wait_for_guests() {
 
 Meeting Host::meet(size_t bytes) {
   int line[2];
-  LOCKSTEP_CHECK(pipe2(line, O_CLOEXEC) == 0, DistError, "init: cannot make a pipe: ", std::strerror(errno));
+  LOCKSTEP_CHECK(pipe2(line, O_CLOEXEC) == 0, DistError,
+                 "init: cannot make a pipe: ", std::strerror(errno));
   guests_[0].life = Fd(line[0]);
   Meeting meeting;
   meeting.life = Fd(line[1]);

@@ -19,8 +19,8 @@ namespace lockstep::dist {
 namespace {
 
 [[noreturn]] void out_of_memory(size_t bytes, const char* what, int error) {
-  fail<OutOfMemory>("shared memory: ", what, " ", bytes, " bytes: ", std::strerror(error), "; ", memory_left(),
-                    " bytes are left; use smaller buckets or fewer ranks per host");
+  fail<OutOfMemory>("shared memory: ", what, " ", bytes, " bytes: ", std::strerror(error), "; ",
+                    memory_left(), " bytes are left; use smaller buckets or fewer ranks per host");
 }
 
 // The number after `key` in a file of "key value" lines; `fallback` where there is none.
@@ -38,7 +38,8 @@ struct GroupFiles {
   const char *limit, *usage, *cache;  // names of a control group's memory files, versions 2 and 1
 };
 constexpr GroupFiles kVersion2{"memory.max", "memory.current", "inactive_file"};
-constexpr GroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
+constexpr GroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes",
+                               "total_inactive_file"};
 
 // What the control group at root/path and its parents leave.
 uint64_t group_left(const std::string& root, std::string path, const GroupFiles& files) {
@@ -67,7 +68,8 @@ size_t memory_left() {
     if (b == std::string::npos) continue;
     const std::string controllers = line.substr(a + 1, b - a - 1), path = line.substr(b + 1);
     if (controllers.empty()) left = std::min(left, group_left("/sys/fs/cgroup", path, kVersion2));
-    if (controllers == "memory") left = std::min(left, group_left("/sys/fs/cgroup/memory", path, kVersion1));
+    if (controllers == "memory")
+      left = std::min(left, group_left("/sys/fs/cgroup/memory", path, kVersion1));
   }
   return left;
 }
@@ -79,7 +81,8 @@ std::shared_ptr<Segment> Segment::plain(size_t bytes) {
 }
 
 Fd Segment::make_file(size_t bytes) {
-  // Reserving more than a control group allows would have the kernel kill somebody instead of failing.
+  // Reserving more than a control group allows would have the kernel kill somebody instead of
+  // failing.
   if (bytes > memory_left()) out_of_memory(bytes, "cannot reserve", ENOMEM);
   Fd file(memfd_create("lockstep", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) out_of_memory(bytes, "cannot create a memory file of", errno);
@@ -98,6 +101,11 @@ std::shared_ptr<Segment> Segment::map(int file, size_t bytes) {
   return std::shared_ptr<Segment>(new Segment(static_cast<std::byte*>(p), bytes));
 }
 
-Segment::~Segment() { munmap(data_, bytes_); }
+Segment::Segment(std::byte* data, size_t bytes) : data_(data), bytes_(bytes), pid_(getpid()) {}
+Segment::~Segment() {
+  if (is_here()) munmap(data_, bytes_);
+}
+
+bool Segment::is_here() const { return pid_ == getpid(); }
 
 }  // namespace lockstep::dist

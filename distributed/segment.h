@@ -1,5 +1,6 @@
-// Segment: zeroed memory that all ranks of one host see: a nameless memory file between processes, plain
-// memory between threads. It lives until its last user drops it; nothing is left behind by a killed process.
+// Segment: zeroed memory that all ranks of one host see: a nameless memory file between processes,
+// plain memory between threads. It lives until its last user drops it; nothing is left behind by a
+// killed process.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +14,8 @@ class Segment {
  public:
   /// Plain memory, for ranks that are threads. Throws OutOfMemory.
   static std::shared_ptr<Segment> plain(size_t bytes);
-  /// A memory file of `bytes` bytes whose pages are reserved now: lack of memory is an OutOfMemory here and
-  /// never a SIGBUS later. Sealed, so that no holder can resize it.
+  /// A memory file of `bytes` bytes whose pages are reserved now: lack of memory is an OutOfMemory
+  /// here and never a SIGBUS later. Sealed, so that no holder can resize it.
   static Fd make_file(size_t bytes);
   /// Maps such a file. The mapping is not inherited by forked children.
   static std::shared_ptr<Segment> map(int file, size_t bytes);
@@ -23,14 +24,18 @@ class Segment {
   ~Segment();
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
+  /// False in a forked child, which must not touch it.
+  bool is_here() const;
 
  private:
-  Segment(std::byte* data, size_t bytes) : data_(data), bytes_(bytes) {}
+  Segment(std::byte* data, size_t bytes);
   std::byte* data_;
   size_t bytes_;
+  int pid_;
 };
 
-/// How many bytes machine and control groups have left for new memory, reclaimable file cache included.
+/// How many bytes machine and control groups have left for new memory, reclaimable file cache
+/// included.
 size_t memory_left();
 
 }  // namespace lockstep::dist

@@ -1,9 +1,11 @@
-// SharedArea: what the ranks of one communicator share, laid over zeroed memory. Every word has one writer or
-// only grows, and nothing is ever reset, so nobody waits for permission to reuse anything but a lane.
+// SharedArea: what the ranks of one communicator share, laid over zeroed memory. Every word has one
+// writer or only grows, and nothing is ever reset, so nobody waits for permission to reuse anything
+// but a lane.
 //
-// Collective number s uses lane s % kLanes. A lane has a call (what each rank asked for, compared before data
-// moves), marks (how far each rank is), two counters for reductions (chunks claimed, chunks done) and, for
-// tensors that do not lie in shared memory, a window of some chunks per rank through which they stream.
+// Collective number s uses lane s % kLanes. A lane has a call (what each rank asked for, compared
+// before data moves), marks (how far each rank is), two counters for reductions (chunks claimed,
+// chunks done) and, for tensors that do not lie in shared memory, a window of some chunks per rank
+// through which they stream.
 #pragma once
 
 #include <atomic>
@@ -25,20 +27,25 @@ inline constexpr size_t kRecordBytes = 4096;
 enum class CallKind : uint8_t { all_reduce, broadcast, all_gather, barrier, child, allocate };
 
 /// What one rank asked for.
-struct alignas(64) Call {
+struct Call {
   CallKind kind = CallKind::barrier;
   ReduceOp reduce = ReduceOp::sum;
   DType dtype = DType::u8;
   int32_t dims = 0;
   int32_t root = 0;
   uint64_t sequence = 0;
-  uint64_t allocation = 0;  // the shared allocation that holds the tensor, or 0: it streams through the window
-  uint64_t offset = 0;      // in it, in bytes
+  uint64_t allocation =
+      0;  // the shared allocation that holds the tensor, or 0: it streams through the window
+  uint64_t offset = 0;  // in it, in bytes
   int64_t shape[Shape::kMaxDims] = {};
 
   bool agrees_with(const Call& other) const;
   /// "all_reduce(sum) of f32 [10]".
   std::string text() const;
+};
+
+struct alignas(64) PostedCall {
+  Call call;
 };
 
 /// One rank's progress in a lane. Chunk counts run on from operation to operation.
@@ -52,7 +59,8 @@ struct alignas(64) Mark {
 struct alignas(64) Lane {
   std::atomic<uint64_t> claimed;  // chunks; the highest bit is the poison mark
   alignas(64) std::atomic<uint64_t> done;
-  alignas(64) std::atomic<uint64_t> finished[kLongestWindow];  // by place in the window: the last finished chunk's number + 1
+  alignas(64) std::atomic<uint64_t> finished[kLongestWindow];  // by place in the window: the last
+                                                               // finished chunk's number + 1
 };
 inline constexpr uint64_t kPoison = uint64_t{1} << 63;
 
@@ -70,31 +78,36 @@ class SharedArea {
   SharedArea(std::shared_ptr<Segment> segment, size_t offset, int size);
 
   Lane& lane(uint64_t sequence) const { return lanes_[sequence % kLanes]; }
-  Mark& mark(uint64_t sequence, int rank) const { return marks_[sequence % kLanes * size_ + static_cast<size_t>(rank)]; }
-  Call& call(uint64_t sequence, int rank) const { return calls_[sequence % kLanes * size_ + static_cast<size_t>(rank)]; }
-  Record& record(uint64_t epoch, int rank) const { return records_[(epoch & 1) * size_ + static_cast<size_t>(rank)]; }
+  Mark& mark(uint64_t sequence, int rank) const {
+    return marks_[sequence % kLanes * size_ + static_cast<size_t>(rank)];
+  }
+  Call& call(uint64_t sequence, int rank) const {
+    return calls_[sequence % kLanes * size_ + static_cast<size_t>(rank)].call;
+  }
+  Record& record(uint64_t epoch, int rank) const {
+    return records_[(epoch & 1) * size_ + static_cast<size_t>(rank)];
+  }
   /// How many chunks a window holds: fewer where there are many ranks.
   uint64_t window_chunks() const { return window_chunks_; }
   /// The place of a rank's chunk in its window.
   std::byte* window(uint64_t sequence, int rank, uint64_t chunk) const {
-    const size_t slot = (sequence % kLanes * size_ + static_cast<size_t>(rank)) * window_chunks_ + chunk % window_chunks_;
+    const size_t slot = (sequence % kLanes * size_ + static_cast<size_t>(rank)) * window_chunks_ +
+                        chunk % window_chunks_;
     return windows_ + slot * kChunkBytes;
   }
   /// Set once a rank has said goodbye.
   std::atomic<uint32_t>& gone(int rank) const { return gone_[rank]; }
-  /// Operations that wait for a lane, on all ranks.
-  std::atomic<uint32_t>& queued() const { return head_->queued; }
-
-  /// Stops all claims for good and leaves the reason; the first caller's text stays.
-  void poison(const std::string& text) const;
-  bool poisoned() const { return head_->poisoned.load(std::memory_order_acquire) == 2; }
-  std::string poison_text() const { return head_->text; }
+  /// Stops all claims for good and leaves the reason; the first rank's text stays.
+  void poison(int rank, const std::string& text) const;
+  bool poisoned() const { return head_->poisoned.load(std::memory_order_acquire) != 0; }
+  std::string poison_text() const;
 
  private:
   struct alignas(64) Head {
-    std::atomic<uint32_t> poisoned;  // 1: the text is being written, 2: it is there
-    alignas(64) std::atomic<uint32_t> queued;
-    char text[2048];
+    std::atomic<uint32_t> poisoned;  // 1 + the rank whose text counts
+  };
+  struct alignas(64) Text {
+    char words[1024];
   };
 
   std::shared_ptr<Segment> segment_;
@@ -103,9 +116,10 @@ class SharedArea {
   size_t bytes_;
   Head* head_;
   std::atomic<uint32_t>* gone_;
+  Text* texts_;  // by rank
   Lane* lanes_;
   Mark* marks_;
-  Call* calls_;
+  PostedCall* calls_;
   Record* records_;
   std::byte* windows_;
 };

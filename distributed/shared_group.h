@@ -1,5 +1,5 @@
-// SharedGroup: the ProcessGroup of ranks that share memory, processes ("shm") or threads ("local") alike. It
-// checks what the user passes; the work is the Communicator's.
+// SharedGroup: the ProcessGroup of ranks that share memory, processes ("shm") or threads ("local")
+// alike. It checks what the user passes; the work is the Communicator's.
 #pragma once
 
 #include <lockstep/distributed/peers.h>
@@ -15,7 +15,8 @@ class LOCKSTEP_API SharedGroup final : public ProcessGroup {
   SharedGroup(std::string_view backend, std::unique_ptr<Peers> peers, Milliseconds timeout);
   /// How much memory a meeting of `size` ranks needs.
   static size_t bytes_for(int size);
-  /// Completes outstanding work and says goodbye; aborts instead while an exception unwinds the stack.
+  /// Completes outstanding work and says goodbye; aborts instead while an exception unwinds the
+  /// stack.
   ~SharedGroup() override;
 
   std::string_view backend() const override { return backend_; }

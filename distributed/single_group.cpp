@@ -38,10 +38,11 @@ WorkPtr SingleGroup::broadcast(Tensor t, int root, CollectiveOptions) {
 WorkPtr SingleGroup::all_gather(Tensor output, Tensor input, CollectiveOptions) {
   Shape expected = input.shape();
   expected.insert(0, 1);
-  LOCKSTEP_CHECK(output.shape() == expected, ShapeError, "all_gather: the output must be ", expected,
-                 " (the number of ranks, then the input's shape), got ", output.shape());
-  LOCKSTEP_CHECK(output.dtype() == input.dtype(), DTypeError, "all_gather: the output must have the input's dtype ",
-                 input.dtype(), ", got ", output.dtype());
+  LOCKSTEP_CHECK(output.shape() == expected, ShapeError, "all_gather: the output must be ",
+                 expected, " (the number of ranks, then the input's shape), got ", output.shape());
+  LOCKSTEP_CHECK(output.dtype() == input.dtype(), DTypeError,
+                 "all_gather: the output must have the input's dtype ", input.dtype(), ", got ",
+                 output.dtype());
   WorkPtr work = done("all_gather");
   output.detach().select(0, 0).copy_(input.detach());
   return work;
@@ -60,16 +61,18 @@ Ref<Storage> SingleGroup::allocate(size_t bytes) {
 }
 
 void SingleGroup::post(uint64_t epoch, std::span<const std::byte> record) {
-  LOCKSTEP_CHECK(record.size() <= 4096, ValueError, "post: a record has at most 4096 bytes, this one has ", record.size());
+  LOCKSTEP_CHECK(record.size() <= 4096, ValueError,
+                 "post: a record has at most 4096 bytes, this one has ", record.size());
   epoch_ = epoch;
   record_.assign(record.begin(), record.end());
 }
 
 std::vector<std::vector<std::byte>> SingleGroup::collect(uint64_t epoch) {
-  LOCKSTEP_CHECK(epoch == epoch_, ValueError, "collect: epoch ", epoch, " was not posted here before");
+  LOCKSTEP_CHECK(epoch == epoch_, ValueError, "collect: epoch ", epoch,
+                 " was not posted here before");
   return {record_};
 }
 
-void SingleGroup::abort(const std::string& text) { end_ = cat("aborted by rank 0: ", text); }
+void SingleGroup::abort(const std::string& text) { end_ = str_cat("aborted by rank 0: ", text); }
 
 }  // namespace lockstep::dist

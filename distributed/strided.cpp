@@ -60,22 +60,29 @@ template <class Element>
 void copy_row(std::byte* strided, int64_t stride, std::byte* dense, int64_t n, bool read) {
   for (int64_t i = 0; i < n; ++i) {
     std::byte *a = strided + i * stride, *b = dense + i * static_cast<int64_t>(sizeof(Element));
-    if (read) std::memcpy(b, a, sizeof(Element));
-    else std::memcpy(a, b, sizeof(Element));
+    if (read)
+      std::memcpy(b, a, sizeof(Element));
+    else
+      std::memcpy(a, b, sizeof(Element));
   }
 }
 
-void copy_row(size_t element, std::byte* strided, int64_t stride, std::byte* dense, int64_t n, bool read) {
+void copy_row(size_t element, std::byte* strided, int64_t stride, std::byte* dense, int64_t n,
+              bool read) {
   if (stride == static_cast<int64_t>(element)) {
     const size_t bytes = static_cast<size_t>(n) * element;
     read ? std::memcpy(dense, strided, bytes) : std::memcpy(strided, dense, bytes);
     return;
   }
   switch (element) {
-    case 1: return copy_row<uint8_t>(strided, stride, dense, n, read);
-    case 2: return copy_row<uint16_t>(strided, stride, dense, n, read);
-    case 4: return copy_row<uint32_t>(strided, stride, dense, n, read);
-    default: return copy_row<uint64_t>(strided, stride, dense, n, read);
+    case 1:
+      return copy_row<uint8_t>(strided, stride, dense, n, read);
+    case 2:
+      return copy_row<uint16_t>(strided, stride, dense, n, read);
+    case 4:
+      return copy_row<uint32_t>(strided, stride, dense, n, read);
+    default:
+      return copy_row<uint64_t>(strided, stride, dense, n, read);
   }
 }
 
@@ -83,7 +90,8 @@ void copy_row(size_t element, std::byte* strided, int64_t stride, std::byte* den
 
 void StridedBytes::read(int64_t first, int64_t count, std::byte* to) const {
   if (dense()) {
-    std::memcpy(to, data_ + static_cast<size_t>(first) * element_, static_cast<size_t>(count) * element_);
+    std::memcpy(to, data_ + static_cast<size_t>(first) * element_,
+                static_cast<size_t>(count) * element_);
     return;
   }
   walk(first, count, [&](std::byte* p, int64_t n) {
@@ -95,7 +103,8 @@ void StridedBytes::read(int64_t first, int64_t count, std::byte* to) const {
 void StridedBytes::write(int64_t first, int64_t count, const std::byte* from) const {
   auto* dense_row = const_cast<std::byte*>(from);  // only read
   if (dense()) {
-    std::memcpy(data_ + static_cast<size_t>(first) * element_, from, static_cast<size_t>(count) * element_);
+    std::memcpy(data_ + static_cast<size_t>(first) * element_, from,
+                static_cast<size_t>(count) * element_);
     return;
   }
   walk(first, count, [&](std::byte* p, int64_t n) {

@@ -1,5 +1,5 @@
-// StridedBytes: the elements of a strided tensor as one row-major sequence, read from and written to in
-// pieces. This is how collectives move tensors that do not lie in shared memory.
+// StridedBytes: the elements of a strided tensor as one row-major sequence, read from and written
+// to in pieces. This is how collectives move tensors that do not lie in shared memory.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,8 @@ class StridedBytes {
   int64_t strides_[Shape::kMaxDims];  // in bytes
 };
 
-/// Whether two indices share an element (an expanded dimension): such a tensor can be read, not written.
+/// Whether two indices share an element (an expanded dimension): such a tensor can be read, not
+/// written.
 bool has_overlap(const Tensor& t);
 
 }  // namespace lockstep::dist

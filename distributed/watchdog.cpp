@@ -19,7 +19,8 @@ namespace lockstep::dist {
 namespace {
 
 [[noreturn]] void watch(int pipe) {
-  // Ctrl-C and a closing terminal must not end it before its time, and it must hold nobody's output open.
+  // Ctrl-C and a closing terminal must not end it before its time, and it must hold nobody's output
+  // open.
   setsid();
   prctl(PR_SET_NAME, "lockstep-watch");
   sigset_t all;
@@ -33,8 +34,10 @@ namespace {
     const ssize_t n = read(0, &word, sizeof word);
     if (n < 0 && errno == EINTR) continue;
     if (n != sizeof word) break;
-    if (word > 0) alive.push_back(word);
-    else std::erase(alive, -word);
+    if (word > 0)
+      alive.push_back(word);
+    else
+      std::erase(alive, -word);
   }
   for (const pid_t group : alive) kill(-group, SIGKILL);
   _exit(0);
@@ -44,7 +47,8 @@ namespace {
 
 Watchdog::Watchdog() {
   int ends[2];
-  LOCKSTEP_CHECK(pipe2(ends, O_CLOEXEC) == 0, DistError, "launch: cannot make a pipe: ", std::strerror(errno));
+  LOCKSTEP_CHECK(pipe2(ends, O_CLOEXEC) == 0, DistError,
+                 "launch: cannot make a pipe: ", std::strerror(errno));
   const Fd reading(ends[0]);
   pipe_ = Fd(ends[1]);
   pid_ = fork();
@@ -59,7 +63,8 @@ Watchdog::~Watchdog() {
 }
 
 void Watchdog::tell(pid_t word) const {
-  [[maybe_unused]] const ssize_t n = write(pipe_.get(), &word, sizeof word);  // at once: it is below PIPE_BUF
+  [[maybe_unused]] const ssize_t n =
+      write(pipe_.get(), &word, sizeof word);  // at once: it is below PIPE_BUF
 }
 
 }  // namespace lockstep::dist

@@ -1,5 +1,6 @@
-// Watchdog: a process that outlives the launcher by a moment. It reads from a pipe which process groups are
-// alive, and when the pipe ends, because the launcher is done or was killed, it kills those that are left.
+// Watchdog: a process that outlives the launcher by a moment. It reads from a pipe which process
+// groups are alive, and when the pipe ends, because the launcher is done or was killed, it kills
+// those that are left.
 #pragma once
 
 #include <sys/types.h>

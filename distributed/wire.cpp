@@ -59,8 +59,10 @@ Received receive_message(int socket, Message& message, std::vector<Fd>& descript
       came.emplace_back(fd);
     }
   }
-  const bool whole = n == static_cast<ssize_t>(sizeof message) && !(packet.msg_flags & (MSG_TRUNC | MSG_CTRUNC));
-  if (!whole || message.magic != Message::kMagic || message.version != Message::kVersion) return Received::noise;
+  const bool whole =
+      n == static_cast<ssize_t>(sizeof message) && !(packet.msg_flags & (MSG_TRUNC | MSG_CTRUNC));
+  if (!whole || message.magic != Message::kMagic || message.version != Message::kVersion)
+    return Received::noise;
   message.text[sizeof message.text - 1] = '\0';
   std::move(came.begin(), came.end(), std::back_inserter(descriptors));
   return Received::message;
@@ -69,7 +71,8 @@ Received receive_message(int socket, Message& message, std::vector<Fd>& descript
 int peer_pid(int socket) {
   ucred who{};
   socklen_t length = sizeof who;
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &length) != 0 || who.uid != geteuid()) return -1;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &who, &length) != 0 || who.uid != geteuid())
+    return -1;
   return who.pid;
 }
 

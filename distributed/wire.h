@@ -1,5 +1,6 @@
-// Messages between ranks of one host: one fixed record per packet of a Unix socket, and descriptors with it. A
-// packet of any other size or without the magic is noise, so nobody can make us wait for, or allocate, more.
+// Messages between ranks of one host: one fixed record per packet of a Unix socket, and descriptors
+// with it. A packet of any other size or without the magic is noise, so nobody can make us wait
+// for, or allocate, more.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,17 @@ namespace lockstep::dist {
 struct Message {
   static constexpr uint64_t kMagic = 0x4C6F636B73746570;  // "Lockstep"
   static constexpr uint32_t kVersion = 1;
-  enum Kind : uint32_t { hello = 1, registered, status, refused, out_of_memory, welcome, ready, go, share };
+  enum Kind : uint32_t {
+    hello = 1,
+    registered,
+    status,
+    refused,
+    out_of_memory,
+    welcome,
+    ready,
+    go,
+    share
+  };
 
   uint64_t magic = kMagic;
   uint32_t version = kVersion;
@@ -25,14 +36,17 @@ struct Message {
   char text[1496] = {};
 
   Message() = default;
-  Message(Kind kind, std::string_view words = {}) : kind(kind) { words.copy(text, sizeof text - 1); }
+  Message(Kind kind, std::string_view words = {}) : kind(kind) {
+    words.copy(text, sizeof text - 1);
+  }
 };
 
 enum class Received { message, nothing, closed, noise };
 
 /// Sends the message, with descriptors; false when the peer is gone or takes no more.
 bool send_message(int socket, const Message& message, std::span<const int> descriptors = {});
-/// Takes the next packet without waiting; descriptors that came along are appended to `descriptors`.
+/// Takes the next packet without waiting; descriptors that came along are appended to
+/// `descriptors`.
 Received receive_message(int socket, Message& message, std::vector<Fd>& descriptors);
 /// The other end's process id; throws nothing, returns -1 if it is another user's.
 int peer_pid(int socket);

@@ -14,8 +14,8 @@ Tensor LeakyReLU::forward(Tensor x) { return leaky_relu(std::move(x), negative_s
 Tensor Softmax::forward(const Tensor& x) { return softmax(x, dim); }
 Tensor LogSoftmax::forward(const Tensor& x) { return log_softmax(x, dim); }
 
-std::string LeakyReLU::extra_repr() const { return cat("negative_slope=", negative_slope); }
-std::string Softmax::extra_repr() const { return cat("dim=", dim); }
-std::string LogSoftmax::extra_repr() const { return cat("dim=", dim); }
+std::string LeakyReLU::extra_repr() const { return str_cat("negative_slope=", negative_slope); }
+std::string Softmax::extra_repr() const { return str_cat("dim=", dim); }
+std::string LogSoftmax::extra_repr() const { return str_cat("dim=", dim); }
 
 }  // namespace lockstep::nn

@@ -6,7 +6,7 @@
 
 namespace lockstep::nn {
 namespace {
-std::string pair(Size2d s) { return cat("(", s.h, ", ", s.w, ")"); }
+std::string pair(Size2d s) { return str_cat("(", s.h, ", ", s.w, ")"); }
 }  // namespace
 
 Conv2d::Conv2d(int64_t in, int64_t out, Size2d kernel, Conv2dOptions o) : options(o) {
@@ -25,17 +25,17 @@ Conv2d::Conv2d(int64_t in, int64_t out, Size2d kernel, Conv2dOptions o) : option
 }
 
 std::string Conv2d::extra_repr() const {
-  std::string text = cat(weight.size(1) * options.groups, ", ", weight.size(0),
+  std::string text = str_cat(weight.size(1) * options.groups, ", ", weight.size(0),
                          ", kernel_size=", pair({weight.size(2), weight.size(3)}),
                          ", stride=", pair(options.stride));
   if (options.padding != Size2d(0)) text += ", padding=" + pair(options.padding);
   if (options.dilation != Size2d(1)) text += ", dilation=" + pair(options.dilation);
-  if (options.groups != 1) text += cat(", groups=", options.groups);
+  if (options.groups != 1) text += str_cat(", groups=", options.groups);
   if (!bias.defined()) text += ", bias=False";
   return text;
 }
 std::string Conv2d::brief() const {
-  return cat(weight.size(1) * options.groups, "->", weight.size(0), ", ", weight.size(2), "x",
+  return str_cat(weight.size(1) * options.groups, "->", weight.size(0), ", ", weight.size(2), "x",
              weight.size(3));
 }
 

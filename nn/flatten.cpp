@@ -3,7 +3,7 @@
 namespace lockstep::nn {
 
 std::string Flatten::extra_repr() const {
-  return cat("start_dim=", start_dim, ", end_dim=", end_dim);
+  return str_cat("start_dim=", start_dim, ", end_dim=", end_dim);
 }
 
 }  // namespace lockstep::nn

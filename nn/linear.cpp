@@ -19,10 +19,10 @@ Linear::Linear(int64_t in, int64_t out, LinearOptions options) {
 }
 
 std::string Linear::extra_repr() const {
-  return cat("in_features=", in_features(), ", out_features=", out_features(),
+  return str_cat("in_features=", in_features(), ", out_features=", out_features(),
              ", bias=", bias.defined() ? "True" : "False");
 }
-std::string Linear::brief() const { return cat(in_features(), "->", out_features()); }
+std::string Linear::brief() const { return str_cat(in_features(), "->", out_features()); }
 
 Tensor Linear::forward(const Tensor& x, Activation activation) {
   return linear(x, weight, bias, activation);

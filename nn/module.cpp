@@ -53,7 +53,7 @@ std::string place_of(uintptr_t at, const Entries& entries) {
   const Entries::Field* before = nullptr;
   for (const Entries::Field& f : entries.fields)
     if (f.at < at && (!before || f.at > before->at)) before = &f;
-  return before ? cat("after ", before->name) : std::string("before all of them");
+  return before ? str_cat("after ", before->name) : std::string("before all of them");
 }
 
 /// A living part inside the module's own bytes must be one that the visit names.
@@ -208,9 +208,9 @@ std::string Module::brief() const { return extra_repr(); }
 std::string Module::to_string() const {
   std::string text = module_type().name;
   const auto children = detail::entries_of(*this).modules;
-  text += cat("(", extra_repr());
+  text += str_cat("(", extra_repr());
   for (auto& [name, child] : children) {
-    text += cat("\n  (", name, "): ");
+    text += str_cat("\n  (", name, "): ");
     for (char c : child->to_string()) {
       text += c;
       if (c == '\n') text += "  ";
@@ -229,12 +229,12 @@ void Module::add_place(Error& error) const {
     });
   if (!name.empty()) {
     std::string path = inner.path.empty() ? name : name + "." + inner.path;
-    const std::string where = cat("in ", type, ".", path, " (", inner.innermost, ")");
+    const std::string where = str_cat("in ", type, ".", path, " (", inner.innermost, ")");
     error.set_place({this, std::move(path), inner.innermost}, where, true);
   } else {
     std::string self = type;
-    if (const std::string detail = brief(); !detail.empty()) self += cat(" ", detail);
-    const std::string where = cat("in ", self);
+    if (const std::string detail = brief(); !detail.empty()) self += str_cat(" ", detail);
+    const std::string where = str_cat("in ", self);
     error.set_place({this, "", std::move(self)}, where, false);
   }
 }

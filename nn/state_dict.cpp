@@ -12,7 +12,7 @@ namespace {
 std::string list(const char* title, const std::vector<std::string>& names) {
   std::string text;
   for (const std::string& name : names)
-    text += (text.empty() ? cat("\n  ", title, ": ") : ", ") + name;
+    text += (text.empty() ? str_cat("\n  ", title, ": ") : ", ") + name;
   return text;
 }
 
@@ -44,7 +44,7 @@ LoadResult Module::load_state_dict(const NamedTensors& state, LoadOptions option
     if (it == given.end())
       result.missing.push_back(name);
     else if (it->second.shape() != mine.shape())
-      misshapen.push_back(cat(name, " (given ", it->second.shape(), ", here ", mine.shape(), ")"));
+      misshapen.push_back(str_cat(name, " (given ", it->second.shape(), ", here ", mine.shape(), ")"));
     else
       copies.emplace_back(mine, it->second);
   }

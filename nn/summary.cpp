@@ -58,7 +58,7 @@ Summary summary(Module& module, const Tensor& input) {
         Summary::Row row;
         row.path = path;
         row.type = m.module_type().name;
-        if (const std::string brief = m.brief(); !brief.empty()) row.type += cat(" ", brief);
+        if (const std::string brief = m.brief(); !brief.empty()) row.type += str_cat(" ", brief);
         row.depth = path.empty() ? 0 : 1;
         for (char c : path) row.depth += c == '.';
         if (const auto it = shapes.outputs.find(&m); it != shapes.outputs.end()) {
@@ -81,8 +81,8 @@ std::string Summary::to_string() const {
   std::vector<std::array<std::string, 3>> cells{{"Layer", "Output", "Parameters"}};
   for (const Row& r : rows) {
     const std::string indent(2 * static_cast<size_t>(r.depth), ' ');
-    cells.push_back({r.path.empty() ? r.type : cat(indent, r.path, " (", r.type, ")"),
-                     r.called ? cat(r.output) : "-",
+    cells.push_back({r.path.empty() ? r.type : str_cat(indent, r.path, " (", r.type, ")"),
+                     r.called ? str_cat(r.output) : "-",
                      r.parameters ? with_commas(r.parameters) : "-"});
   }
   std::array<size_t, 3> width{};
@@ -93,10 +93,10 @@ std::string Summary::to_string() const {
     auto& [layer, output, count] = cells[i];
     layer.resize(width[0], ' ');
     output.resize(width[1], ' ');
-    text += cat(layer, "  ", output, "  ", std::string(width[2] - count.size(), ' '), count, "\n");
+    text += str_cat(layer, "  ", output, "  ", std::string(width[2] - count.size(), ' '), count, "\n");
     if (i == 0) text += std::string(width[0] + width[1] + width[2] + 4, '-') + "\n";
   }
-  return text + cat("Parameters: ", with_commas(parameters), " (", with_commas(trainable),
+  return text + str_cat("Parameters: ", with_commas(parameters), " (", with_commas(trainable),
                     " trainable), ", with_commas((bytes + 1023) / 1024), " KiB\n");
 }
 

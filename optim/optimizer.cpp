@@ -85,13 +85,13 @@ NamedTensors Optimizer::state_dict() const {
   for (size_t i = 0; i < params_.size(); ++i) {
     const Param& p = params_[i];
     if (p.steps == 0) continue;
-    const std::string prefix = cat("state.", i, ".");
+    const std::string prefix = str_cat("state.", i, ".");
     dict.emplace_back(prefix + "step", number(static_cast<double>(p.steps)));
     for (size_t s = 0; s < names.size(); ++s)
       if (p.state[s].defined()) dict.emplace_back(prefix + names[s], p.state[s].clone());
   }
   for (int g = 0; g < groups(); ++g) {
-    const std::string prefix = cat("param_groups.", g, ".");
+    const std::string prefix = str_cat("param_groups.", g, ".");
     const_cast<Optimizer*>(this)->visit_options(g, [&](const char* name, double& value) {
       dict.emplace_back(prefix + name, number(value));
     });
@@ -116,7 +116,7 @@ void Optimizer::load_state_dict(const NamedTensors& state) {
   std::vector<Param> params = params_;
   for (size_t i = 0; i < params.size(); ++i) {
     Param& p = params[i];
-    const std::string prefix = cat("state.", i, ".");
+    const std::string prefix = str_cat("state.", i, ".");
     const Tensor step = take(prefix + "step");
     p.steps = step.defined() ? step.item<int64_t>() : 0;
     for (size_t s = 0; s < names.size(); ++s) {
@@ -130,7 +130,7 @@ void Optimizer::load_state_dict(const NamedTensors& state) {
   }
   std::vector<double> options, initial;
   for (int g = 0; g < groups(); ++g) {
-    const std::string prefix = cat("param_groups.", g, ".");
+    const std::string prefix = str_cat("param_groups.", g, ".");
     visit_options(g, [&](const char* name, double&) {
       const Tensor t = take(prefix + name);
       LOCKSTEP_CHECK(t.defined(), ValueError, "load_state_dict: ", prefix, name, " is missing");

@@ -70,11 +70,10 @@ void* allocate(size_t bytes) {
       if (!list.empty()) {
         block = list.back();
         list.pop_back();
+        cached.fetch_sub(static_cast<int64_t>(size), std::memory_order_relaxed);
       }
     }
-    if (block) {
-      cached.fetch_sub(static_cast<int64_t>(size), std::memory_order_relaxed);
-    } else {
+    if (!block) {
       system_requests.fetch_add(1, std::memory_order_relaxed);
       block = std::aligned_alloc(kAlign, size);
       if (!block) {
@@ -99,8 +98,8 @@ void deallocate(void* block, size_t bytes) noexcept {
     return;
   }
   const size_t size = class_size(bytes);
-  cached.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed);
   std::lock_guard lock(cache().mutex);
+  cached.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed);
   cache().free[class_index(size)].push_back(block);
 }
 

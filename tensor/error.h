@@ -65,13 +65,9 @@ void append(std::string& text, N n) {
   text.append(buffer, std::to_chars(buffer, buffer + sizeof buffer, n).ptr);
 }
 
-/// What can enter a message. Keeps this cat() apart from the op that joins tensors.
-template <class T>
-concept Appendable = requires(std::string& text, const T& part) { append(text, part); };
-
-/// The parts of a message joined: cat("got ", shape, " and ", dtype).
-template <Appendable... Parts>
-std::string cat(const Parts&... parts) {
+/// The parts of a message joined: str_cat("got ", shape, " and ", dtype).
+template <class... Parts>
+std::string str_cat(const Parts&... parts) {
   std::string text;
   (append(text, parts), ...);
   return text;
@@ -80,7 +76,7 @@ std::string cat(const Parts&... parts) {
 /// Throws E with the joined parts.
 template <class E = Error, class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
-  throw E(cat(parts...));
+  throw E(str_cat(parts...));
 }
 
 }  // namespace lockstep

@@ -29,7 +29,7 @@ std::string hint(int error, const std::string& path) {
   switch (error) {
     case ENOENT:
     case ENOTDIR:
-      return cat("check the path, and that the folder ", folder_of(path), " exists");
+      return str_cat("check the path, and that the folder ", folder_of(path), " exists");
     case ENOSPC:
       return "the disk is full: free some space or choose another folder";
     case EDQUOT:
@@ -66,7 +66,7 @@ class Temporary {
  public:
   explicit Temporary(const std::string& target) : target_(target) {
     static std::atomic<unsigned> count{0};
-    name_ = cat(target, ".tmp-", ::getpid(), "-", count.fetch_add(1));
+    name_ = str_cat(target, ".tmp-", ::getpid(), "-", count.fetch_add(1));
     fd_ = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd_ < 0) fail_with("write_file_atomically", "create", target, errno);
   }

@@ -53,7 +53,7 @@ void Leaf::accumulate(Tensor g, bool may_take) {
     }
     gradient = slot;
   } else if (!gradient.defined()) {
-    gradient = may_take || is_grad_enabled() ? std::move(g) : g.clone();
+    gradient = may_take ? std::move(g) : g.clone();
   } else if (is_grad_enabled()) {  // create_graph: both may be parts of a graph
     Tensor sum = gradient.clone();
     sum.add_(g);
@@ -69,6 +69,7 @@ void Leaf::accumulate(Tensor g, bool may_take) {
 }
 
 const Tensor& SavedTensor::unpack(const char* op) const {
+  if (!tensor_.defined()) return tensor_;  // an absent input
   LOCKSTEP_CHECK(tensor_.storage().version() == version_, AutogradError, "backward of ", op,
                  ": a tensor of shape ", tensor_.shape(), " that it needs was changed in place since (version ",
                  tensor_.storage().version(), ", expected ", version_, "); use the out-of-place form of that op");

@@ -156,7 +156,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  private:
   std::string where() const {
     if (depth_ <= 0 || names_.empty()) return "the header";
-    return in_metadata_ ? "__metadata__" : cat("tensor ", in_quotes(name_));
+    return in_metadata_ ? "__metadata__" : str_cat("tensor ", in_quotes(name_));
   }
   // A value that is no part of the format: refused where it matters, passed over in an unknown key.
   bool other(std::string_view what) const {

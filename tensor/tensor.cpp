@@ -130,9 +130,14 @@ HookHandle Tensor::register_post_accumulate_grad_hook(std::function<void(const T
 // ---- creation ----
 
 Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions options) {
-  for (int64_t d : shape) LOCKSTEP_CHECK(d >= 0, ShapeError, "empty: negative size in shape ", shape);
+  auto bytes = static_cast<int64_t>(size_of(options.dtype));
+  for (int64_t d : shape) {
+    LOCKSTEP_CHECK(d >= 0, ShapeError, "empty: negative size in shape ", shape);
+    LOCKSTEP_CHECK(!__builtin_mul_overflow(bytes, d, &bytes), OutOfMemory, "empty: shape ", shape, " of ", options.dtype,
+                   " has more bytes than 64 bits can count");
+  }
   auto body = make_ref<TensorBody>();
-  body->storage = Storage::allocate(static_cast<size_t>(shape.numel()) * size_of(options.dtype), options.device);
+  body->storage = Storage::allocate(static_cast<size_t>(bytes), options.device);
   body->shape = shape;
   body->strides = strides;
   body->dtype = options.dtype;
@@ -226,9 +231,9 @@ std::string Tensor::to_string() const {
     print_dim(text, detach(), numel() > 200 ? 3 : std::numeric_limits<int32_t>::max());
     text += ", ";
   }
-  text += cat("shape ", shape(), ", ", dtype());
-  if (!device().is_cpu()) text += cat(", ", device());
-  if (requires_grad()) text += is_leaf() ? std::string(", requires_grad") : cat(", grad_fn ", node()->name());
+  text += str_cat("shape ", shape(), ", ", dtype());
+  if (!device().is_cpu()) text += str_cat(", ", device());
+  if (requires_grad()) text += is_leaf() ? std::string(", requires_grad") : str_cat(", grad_fn ", node()->name());
   return text + ")";
 }
 

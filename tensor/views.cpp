@@ -9,16 +9,23 @@
 namespace lockstep {
 namespace {
 
-/// A tensor over the same bytes with another shape, strides and offset; counted while grad mode records.
+/// A tensor over the same bytes with another shape, strides and offset.
 Tensor alias(const Tensor& x, const Shape& shape, const Strides& strides, int64_t offset) {
   Tensor y = x.detach();
   TensorBody& b = y.body();
   b.shape = shape;
   b.strides = strides;
   b.offset = offset;
-  if (x.requires_grad()) {
-    b.is_view = true;
-    b.storage->count_view(1);
+  return y;
+}
+
+/// apply() for ops that alias: a view that gradients flow through is counted, so that in-place ops know of it.
+template <class Op>
+Tensor apply_view(Op op, const Tensor& x) {
+  Tensor y = apply(std::move(op), x);
+  if (y.requires_grad()) {
+    y.body().is_view = true;
+    y.storage().count_view(1);
   }
   return y;
 }
@@ -55,6 +62,7 @@ Shape complete_shape(std::string_view op, Shape shape, const Tensor& x) {
       LOCKSTEP_CHECK(hole < 0, ShapeError, op, ": more than one -1 in ", shape);
       hole = i;
     } else {
+      LOCKSTEP_CHECK(shape[i] >= 0, ShapeError, op, ": negative size in ", shape);
       known *= shape[i];
     }
   }
@@ -148,7 +156,7 @@ struct SliceBackward {
     part.copy_(dy);
     return dx;
   }
-  void backward(const Saved&, const Tensor& ddx, InputGradients& out) const { out.set(0, apply(slice, ddx)); }
+  void backward(const Saved&, const Tensor& ddx, InputGradients& out) const { out.set(0, apply_view(slice, ddx)); }
 };
 void SliceOp::backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
   dx.set(0, apply(SliceBackward{*this}, dy));
@@ -193,7 +201,7 @@ struct Convert {
 
 }  // namespace
 
-Tensor Tensor::view(const Shape& shape) const { return apply(View{complete_shape("view", shape, *this)}, *this); }
+Tensor Tensor::view(const Shape& shape) const { return apply_view(View{complete_shape("view", shape, *this)}, *this); }
 
 Tensor Tensor::reshape(const Shape& shape) const {
   const Shape full = complete_shape("reshape", shape, *this);
@@ -224,7 +232,7 @@ Tensor Tensor::permute(const Shape& order) const {
     seen |= 1u << w;
     wrapped.push_back(w);
   }
-  return apply(Permute{wrapped}, *this);
+  return apply_view(Permute{wrapped}, *this);
 }
 
 Tensor Tensor::transpose(int64_t a, int64_t b) const {
@@ -251,7 +259,8 @@ Tensor Tensor::expand(const Shape& shape) const {
   Shape full = shape;  // -1 keeps a size, as in PyTorch
   for (int i = 0; i < full.dims(); ++i)
     if (const int own = i - (full.dims() - dim()); full[i] == -1 && own >= 0) full[i] = this->shape()[own];
-  return apply(Expand{full}, *this);
+  for (int64_t d : full) LOCKSTEP_CHECK(d >= 0, ShapeError, "expand: ", this->shape(), " does not broadcast to ", shape);
+  return apply_view(Expand{full}, *this);
 }
 
 Tensor Tensor::slice(int64_t dim, Slice range) const {
@@ -261,7 +270,7 @@ Tensor Tensor::slice(int64_t dim, Slice range) const {
   const int64_t n = shape()[d];
   auto clip = [n](int64_t i) { return std::clamp<int64_t>(i < 0 ? i + n : i, 0, n); };
   const int64_t start = clip(range.start), stop = std::max(clip(range.stop), start);
-  return apply(SliceOp{d, start, (stop - start + range.step - 1) / range.step, range.step}, *this);
+  return apply_view(SliceOp{d, start, (stop - start + range.step - 1) / range.step, range.step}, *this);
 }
 
 Tensor Tensor::narrow(int64_t dim, int64_t start, int64_t length) const {
@@ -308,6 +317,10 @@ struct Copy {
 }  // namespace
 
 Tensor& Tensor::copy_(const Tensor& source) {
+  for (int d = 0; d < dim(); ++d)
+    LOCKSTEP_CHECK(strides()[d] != 0 || shape()[d] <= 1, ShapeError, "copy_: the tensor repeats its elements along dimension ", d,
+                   " of ", shape(), "; clone() it first");
+  if (source.storage().data() == storage().data() && !is_same(source)) return copy_(source.clone());  // they may overlap
   if (is_grad_enabled() && (requires_grad() || source.requires_grad())) {
     LOCKSTEP_CHECK(!leaf(), AutogradError, "copy_: in-place change of a leaf that requires grad; use NoGradGuard");
     LOCKSTEP_CHECK(storage().views() == 0 && !body().is_view, AutogradError,

@@ -17,7 +17,7 @@ LOCKSTEP_API void emit_warning(const std::string& text);
 /// Hands the joined parts to the handler.
 template <class... Parts>
 void warn(const Parts&... parts) {
-  detail::emit_warning(cat(parts...));
+  detail::emit_warning(str_cat(parts...));
 }
 
 }  // namespace lockstep

@@ -52,7 +52,7 @@ TEST_CASE("every reduction, smoothing and layout agrees with the definition") {
             std::vector<int64_t> target = kTarget;
             if (ignore == 2) target[3] = 0;
             const std::string what =
-                cat(classes, " ", dtype, " ", name, " ", smoothing, " ", ignore);
+                str_cat(classes, " ", dtype, " ", name, " ", smoothing, " ", ignore);
             CrossEntropyOptions o{.ignore_index = ignore, .label_smoothing = smoothing};
             const auto want = reference(x, target, o);
             double total = 0;
@@ -110,7 +110,7 @@ TEST_CASE("derivatives, first and second") {
     for (double smoothing : {0.0, 0.2}) {
       const CrossEntropyOptions o{.reduction = reduction, .label_smoothing = smoothing};
       const std::string what =
-          cat("reduction ", static_cast<int>(reduction), " smoothing ", smoothing);
+          str_cat("reduction ", static_cast<int>(reduction), " smoothing ", smoothing);
       check_gradients(what, [&](auto& x) { return cross_entropy(x[0], labels(kTarget), o); },
                       {random_tensor({6, 5})});
     }

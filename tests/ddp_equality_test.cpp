@@ -14,21 +14,21 @@ namespace {
 void check_rank(const dist::Group& group) {
   const Setup setup{.most_delay_ms = 20, .delay_seed = 1};
   const Outcome one = train(dist::Group(), {}), mine = train(group, setup);
-  ranks::require(difference(mine.weights, one.weights) <= 1e-12, cat("differs from one process by ", difference(mine.weights, one.weights)));
+  ranks::require(difference(mine.weights, one.weights) <= 1e-12, str_cat("differs from one process by ", difference(mine.weights, one.weights)));
   if (group.size() > 1) {
-    ranks::require(mine.buckets >= 4, cat("only ", mine.buckets, " buckets"));
+    ranks::require(mine.buckets >= 4, str_cat("only ", mine.buckets, " buckets"));
     ranks::require(mine.overlapped, "no first bucket was reduced before backward's last node ran");
   }
   // All ranks hold the same bits, and a second run with other delays as well.
   const Tensor weights = tensor(mine.weights), all = group.all_gather(weights);
   for (int r = 0; r < group.size(); ++r)
-    ranks::require(all[r].to_vector<double>() == mine.weights, cat("rank ", r, " holds other bits"));
+    ranks::require(all[r].to_vector<double>() == mine.weights, str_cat("rank ", r, " holds other bits"));
   const Outcome again = train(group, {.most_delay_ms = 5, .delay_seed = 2});
   ranks::require(again.weights == mine.weights, "a second run gave other bits");
 
   const Setup ten{.dtype = DType::f32, .epochs = 2, .samples = 60};
   const double f32 = difference(train(group, ten).weights, train(dist::Group(), ten).weights);
-  ranks::require(f32 <= 1e-5, cat("in f32 differs from one process by ", f32));
+  ranks::require(f32 <= 1e-5, str_cat("in f32 differs from one process by ", f32));
 }
 
 }  // namespace

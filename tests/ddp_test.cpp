@@ -23,7 +23,7 @@ constexpr double kTol = 1e-12;
 Tensor f64(std::vector<double> v) { return tensor(v); }
 Tensor f64(double v) { return scalar(v, {.dtype = DType::f64}); }
 void near(double got, double want, const std::string& what) {
-  require(std::abs(got - want) <= kTol * std::max(1.0, std::abs(want)), cat(what, ": got ", got, ", want ", want));
+  require(std::abs(got - want) <= kTol * std::max(1.0, std::abs(want)), str_cat(what, ": got ", got, ", want ", want));
 }
 void equal_on_all(const Group& group, const Tensor& t, const std::string& what) {
   const Tensor all = group.all_gather(t.detach().contiguous());
@@ -409,6 +409,19 @@ TEST_CASE("autograd::grad leaves no armed state, create_graph gives an averaged 
     net(f64(x)).square().backward({}, {.create_graph = true});
     near(w.grad().item<double>(), (20 + 80) / 2.0, "averaged");
     require(!w.grad().requires_grad(), "no graph");
+  }, kQuick));
+}
+
+TEST_CASE("ranks draw different dropout masks, and initialise alike") {
+  CHECK_NOTHROW(run_local(2, [](Group g) {
+    manual_seed(7);
+    nn::Sequential model{nn::Linear{4, 64}, nn::Dropout{0.5}};
+    equal_on_all(g, model.parameters()[0].to(DType::f64), "initial weight");
+    DistributedDataParallel net{model, g};
+    const Tensor y = net(ones({1, 4}));
+    const Tensor all = g.all_gather(ne(y.detach(), 0).to(DType::f64));
+    require(all[0].to_vector<double>() != all[1].to_vector<double>(), "the masks are the same");
+    require(default_generator().stream == 0, "the stream is restored");
   }, kQuick));
 }
 

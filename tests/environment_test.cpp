@@ -29,7 +29,9 @@ std::string error_of(const Variables& v) {
   return "no error";
 }
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 }  // namespace
 
@@ -46,8 +48,13 @@ TEST_CASE("MASTER_ADDR without RANK is a group of one") {
 }
 
 TEST_CASE("torchrun") {
-  const Environment env = read({{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"},
-                                {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RUN_ID", "job"},
+  const Environment env = read({{"RANK", "3"},
+                                {"WORLD_SIZE", "4"},
+                                {"LOCAL_RANK", "1"},
+                                {"LOCAL_WORLD_SIZE", "2"},
+                                {"MASTER_ADDR", "127.0.0.1"},
+                                {"MASTER_PORT", "29500"},
+                                {"TORCHELASTIC_RUN_ID", "job"},
                                 {"TORCHELASTIC_RESTART_COUNT", "2"}});
   CHECK(env.launcher == "torchrun");
   CHECK(env.rank == 3);
@@ -61,9 +68,14 @@ TEST_CASE("torchrun") {
 }
 
 TEST_CASE("lockstep-run's variables come before all others") {
-  const Environment env = read({{"LOCKSTEP_RANK", "1"}, {"LOCKSTEP_WORLD_SIZE", "2"}, {"LOCKSTEP_LOCAL_RANK", "1"},
-                                {"LOCKSTEP_LOCAL_WORLD_SIZE", "2"}, {"RANK", "5"}, {"WORLD_SIZE", "8"},
-                                {"LOCKSTEP_RUN_ID", "a"}, {"TORCHELASTIC_RUN_ID", "b"}});
+  const Environment env = read({{"LOCKSTEP_RANK", "1"},
+                                {"LOCKSTEP_WORLD_SIZE", "2"},
+                                {"LOCKSTEP_LOCAL_RANK", "1"},
+                                {"LOCKSTEP_LOCAL_WORLD_SIZE", "2"},
+                                {"RANK", "5"},
+                                {"WORLD_SIZE", "8"},
+                                {"LOCKSTEP_RUN_ID", "a"},
+                                {"TORCHELASTIC_RUN_ID", "b"}});
   CHECK(env.launcher == "lockstep-run");
   CHECK(env.rank == 1);
   CHECK(env.size == 2);
@@ -87,27 +99,37 @@ TEST_CASE("RANK and WORLD_SIZE alone: one host exactly if MASTER_ADDR is unset o
 }
 
 TEST_CASE("mpirun, mpiexec and srun") {
-  const Environment ompi = read({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"},
-                                 {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
-                                 {"PMIX_NAMESPACE", "17"}, {"PMI_RANK", "9"}, {"PMI_SIZE", "10"}});
+  const Environment ompi = read({{"OMPI_COMM_WORLD_RANK", "1"},
+                                 {"OMPI_COMM_WORLD_SIZE", "4"},
+                                 {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                 {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+                                 {"PMIX_NAMESPACE", "17"},
+                                 {"PMI_RANK", "9"},
+                                 {"PMI_SIZE", "10"}});
   CHECK(ompi.launcher == "mpirun (Open MPI)");
   CHECK(ompi.size == 4);
   CHECK(ompi.one_host);
   CHECK(ompi.run_id == "17");
 
-  const Environment pmi = read({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "1"}});
+  const Environment pmi = read(
+      {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "1"}});
   CHECK(pmi.size == 2);
   CHECK(!pmi.one_host);
   CHECK(!pmi.run_id.empty());
 
-  const Environment srun = read({{"SLURM_PROCID", "2"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_LOCALID", "2"},
-                                 {"SLURM_STEP_NUM_NODES", "1"}, {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", "3"},
+  const Environment srun = read({{"SLURM_PROCID", "2"},
+                                 {"SLURM_STEP_NUM_TASKS", "4"},
+                                 {"SLURM_LOCALID", "2"},
+                                 {"SLURM_STEP_NUM_NODES", "1"},
+                                 {"SLURM_JOB_ID", "77"},
+                                 {"SLURM_STEP_ID", "3"},
                                  {"MASTER_ADDR", "node7"}});
   CHECK(srun.launcher == "srun");
   CHECK(srun.rank == 2);
   CHECK(srun.one_host);
   CHECK(srun.run_id == "77.3");
-  CHECK(!read({{"SLURM_PROCID", "2"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_STEP_NUM_NODES", "2"}}).one_host);
+  CHECK(!read({{"SLURM_PROCID", "2"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_STEP_NUM_NODES", "2"}})
+             .one_host);
 }
 
 TEST_CASE("a batch script without srun is a group of one") {
@@ -120,7 +142,8 @@ TEST_CASE("half-set pairs name what is missing") {
   CHECK(contains(error_of({{"OMPI_COMM_WORLD_RANK", "0"}}), "OMPI_COMM_WORLD_SIZE is not"));
   CHECK(contains(error_of({{"PMI_SIZE", "2"}}), "PMI_RANK is not"));
   CHECK(contains(error_of({{"SLURM_STEP_NUM_TASKS", "2"}}), "SLURM_PROCID is not"));
-  CHECK(contains(error_of({{"LOCKSTEP_RANK", "0"}, {"RANK", "0"}, {"WORLD_SIZE", "1"}}), "LOCKSTEP_WORLD_SIZE is not"));
+  CHECK(contains(error_of({{"LOCKSTEP_RANK", "0"}, {"RANK", "0"}, {"WORLD_SIZE", "1"}}),
+                 "LOCKSTEP_WORLD_SIZE is not"));
 }
 
 TEST_CASE("numbers that are none, and ranks beyond the size, name the variable") {
@@ -128,17 +151,24 @@ TEST_CASE("numbers that are none, and ranks beyond the size, name the variable")
   CHECK(contains(error_of({{"RANK", "1x"}, {"WORLD_SIZE", "2"}}), "\"1x\""));
   CHECK(contains(error_of({{"RANK", "-1"}, {"WORLD_SIZE", "2"}}), "RANK must be a number"));
   CHECK(contains(error_of({{"RANK", "0"}, {"WORLD_SIZE", "2.5"}}), "WORLD_SIZE must be a number"));
-  CHECK(contains(error_of({{"RANK", "0"}, {"WORLD_SIZE", "99999999999"}}), "WORLD_SIZE must be a number"));
+  CHECK(contains(error_of({{"RANK", "0"}, {"WORLD_SIZE", "99999999999"}}),
+                 "WORLD_SIZE must be a number"));
   CHECK(contains(error_of({{"RANK", "0"}, {"WORLD_SIZE", "0"}}), "WORLD_SIZE must be at least 1"));
-  CHECK(contains(error_of({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), "RANK must be less than WORLD_SIZE"));
-  CHECK(contains(error_of({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}),
-                 "LOCAL_RANK must be less than LOCAL_WORLD_SIZE"));
-  CHECK(contains(error_of({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"TORCHELASTIC_RESTART_COUNT", "x"}}),
-                 "TORCHELASTIC_RESTART_COUNT"));
+  CHECK(contains(error_of({{"RANK", "2"}, {"WORLD_SIZE", "2"}}),
+                 "RANK must be less than WORLD_SIZE"));
+  CHECK(contains(
+      error_of(
+          {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}),
+      "LOCAL_RANK must be less than LOCAL_WORLD_SIZE"));
+  CHECK(
+      contains(error_of({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"TORCHELASTIC_RESTART_COUNT", "x"}}),
+               "TORCHELASTIC_RESTART_COUNT"));
 }
 
 TEST_CASE("LOCKSTEP_JOIN_TIMEOUT") {
-  const auto seconds = [](const char* value) { return join_timeout_seconds([=](const char*) { return value; }); };
+  const auto seconds = [](const char* value) {
+    return join_timeout_seconds([=](const char*) { return value; });
+  };
   CHECK(seconds(nullptr) == 60);
   CHECK(seconds("2.5") == 2.5);
   CHECK_THROWS_AS(seconds("soon"), DistError);

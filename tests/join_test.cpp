@@ -72,6 +72,9 @@ TEST_CASE("derivatives") {
   CHECK(a.grad().dtype() == DType::f32);
   CHECK(a.grad().to_vector<double>() == std::vector<double>{1, 2});
   CHECK(b.grad().to_vector<double>() == std::vector<double>{3, 4});
+  a.set_grad({});
+  stack({b, a}, 1).sum().backward();
+  CHECK(a.grad().dtype() == DType::f32);
 }
 
 TEST_CASE("errors") {

@@ -72,7 +72,7 @@ TEST_CASE("layer_norm agrees with its definition in every layout") {
           const Tensor y = layer_norm(x, normalized, w, b, 1e-4);
           CHECK(y.shape() == shape);
           CHECK(y.dtype() == dtype);
-          check_close(cat(shape, " ", dtype, " ", name, " ", parts), y,
+          check_close(str_cat(shape, " ", dtype, " ", name, " ", parts), y,
                       layer_norm_reference(x, normalized.numel(), w, b, 1e-4),
                       dtype == DType::f32 ? 5e-6 : 1e-12);
         }
@@ -98,7 +98,7 @@ TEST_CASE("batch_norm agrees with its definition: training, evaluation, running 
     for (DType dtype : {DType::f32, DType::f64})
       for (const auto& [name, x] : layouts(shape, dtype, 1, -1, 3)) {
         if (name == "expanded") continue;  // all samples equal: nothing to normalise
-        const std::string what = cat(shape, " ", dtype, " ", name);
+        const std::string what = str_cat(shape, " ", dtype, " ", name);
         const int64_t channels = shape[1];
         const double tolerance = dtype == DType::f32 ? 1e-5 : 1e-11, momentum = 0.3, eps = 1e-3;
         const Tensor w = random_tensor({channels}, dtype, 2),
@@ -200,6 +200,26 @@ TEST_CASE("derivatives of batch_norm") {
                     },
                     {random_tensor({3, 4}), parameters[0].clone(), parameters[1].clone()});
   }
+}
+
+TEST_CASE("on larger batches the fused gradients equal those made of ops") {
+  auto check = [](const std::string& what, const Shape& shape, const Shape& parameters,
+                  const Function& f) {
+    std::vector<Tensor> x{random_tensor(shape), random_tensor(parameters, DType::f64, 2),
+                          random_tensor(parameters, DType::f64, 3)};
+    for (Tensor& t : x) t.requires_grad_();
+    const Tensor w = random_tensor(f(x).shape(), DType::f64, 4);
+    const auto fused = gradients(f, x, w, false), by_ops = gradients(f, x, w, true);
+    for (size_t i = 0; i < 3; ++i)
+      check_close(what + std::to_string(i), fused[i], by_ops[i].to_vector<double>(), 1e-10);
+  };
+  const auto batch = [](auto& x) { return batch_norm(x[0], {}, {}, x[1], x[2], true); };
+  check("layer_norm", {1000, 40}, {40}, [](auto& x) { return layer_norm(x[0], {40}, x[1], x[2]); });
+  check("batch_norm rows", {3000, 70}, {70}, batch);
+  check("batch_norm planes", {3, 4, 100, 90}, {4}, batch);
+  check("batch_norm channels-last", {3, 100, 90, 4}, {4}, [&](auto& x) {
+    return batch_norm(x[0].permute({0, 3, 1, 2}), {}, {}, x[1], x[2], true);
+  });
 }
 
 TEST_CASE("gradients in f32 agree with f64, and keep the memory order") {

@@ -49,7 +49,7 @@ Case make_case(Op op) {
          .f = {},
          .in_place = {}};
   auto note = [&](Number n, bool promotes) {
-    c.label += cat(" ", n.value, n.is_whole ? "i" : "");
+    c.label += str_cat(" ", n.value, n.is_whole ? "i" : "");
     c.has_number |= promotes;
     c.whole_number &= n.is_whole;
   };

@@ -58,7 +58,7 @@ TEST_CASE("softmax and losses") {
       {"mean", Reduction::mean}, {"sum", Reduction::sum}, {"none", Reduction::none}};
   for (auto [name, reduction] : reductions)
     for (const char* smoothing : {"0.0", "0.1"})
-      compare(cat("cross_entropy_", name, "_", smoothing), 1, [&](auto& x) {
+      compare(str_cat("cross_entropy_", name, "_", smoothing), 1, [&](auto& x) {
         return cross_entropy(x[0], golden("cross_entropy/target"),
                              {.reduction = reduction, .label_smoothing = std::stod(smoothing)});
       });

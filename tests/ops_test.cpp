@@ -219,7 +219,7 @@ TEST_CASE("first and second derivatives agree with differences of the reference"
             const double at[] = {a[i], b[i]};
             want[i] = ws[i] * slope(c.f, at, static_cast<int>(k));
           }
-          check_close(cat(c.label, ": derivative by input ", k), plain[k],
+          check_close(str_cat(c.label, ": derivative by input ", k), plain[k],
                       folded(want, y.shape(), x[k].shape()), tolerance);
         }
         if (t == DType::f32) continue;
@@ -228,7 +228,7 @@ TEST_CASE("first and second derivatives agree with differences of the reference"
         const Tensor y2 = c.call(x);
         const std::vector<Tensor> recorded = autograd::grad({y2}, x, {w}, {.create_graph = true});
         for (size_t k = 0; k < x.size(); ++k)
-          check_close(cat(c.label, ": recorded derivative by input ", k), recorded[k].detach(),
+          check_close(str_cat(c.label, ": recorded derivative by input ", k), recorded[k].detach(),
                       read(plain[k]), 1e-12);
         std::vector<Tensor> v;
         Tensor total = scalar(0, {.dtype = t});
@@ -258,7 +258,7 @@ TEST_CASE("first and second derivatives agree with differences of the reference"
           const Tensor second =
               autograd::grad({total}, {x[k]}, {}, {.retain_graph = true, .allow_unused = true})[0];
           if (second.defined())
-            check_close(cat(c.label, ": second derivative by input ", k), second, sums, 1e-6);
+            check_close(str_cat(c.label, ": second derivative by input ", k), second, sums, 1e-6);
           else
             for (double s : sums) CHECK(std::fabs(s) < 1e-6);
         }
@@ -337,8 +337,8 @@ TEST_CASE("mode perf: nanoseconds per element" * doctest::skip(!std::getenv("LOC
   if (std::string(std::getenv("LOCKSTEP_OPS_MODE")) != "perf") return;
   Random random;
   set_num_threads(1);
-  const int64_t n = 65539;
-  auto best = [n](const std::function<void()>& f) {
+  constexpr int64_t n = 65539;
+  auto best = [](const std::function<void()>& f) {
     double seconds = 1;
     for (int i = 0; i < 60; ++i) {
       const auto start = std::chrono::steady_clock::now();

@@ -1,6 +1,6 @@
-// run_ranks: real processes for a test. Each rank is this test program again, running one test case that is
-// skipped otherwise (TEST_CASE("rank: ..." * doctest::skip())), with the launch variables of its rank. A
-// hang is a failure: at the deadline what still runs is killed and reported as such.
+// run_ranks: real processes for a test. Each rank is this test program again, running one test case
+// that is skipped otherwise (TEST_CASE("rank: ..." * doctest::skip())), with the launch variables
+// of its rank. A hang is a failure: at the deadline what still runs is killed and reported as such.
 #pragma once
 
 #include <fcntl.h>
@@ -29,15 +29,15 @@ namespace ranks {
 
 // Sanitizers slow everything down.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr int kPatience = 5;
+inline constexpr int kPatience = 10;
 #else
-inline constexpr int kPatience = 1;
+inline constexpr int kPatience = 2;  // and so do machines with much else to do
 #endif
 
 struct Ended {
   int rank = 0;
-  int code = -1;    // exit code
-  int signal = 0;   // that ended it
+  int code = -1;   // exit code
+  int signal = 0;  // that ended it
   bool hung = false;
   double seconds = 0;
   std::string output;  // stdout and stderr
@@ -63,8 +63,9 @@ inline std::vector<std::string> environment(const std::map<std::string, std::str
   std::vector<std::string> all;
   for (char** e = environ; *e; ++e) {
     const std::string name = std::string(*e).substr(0, std::string(*e).find('='));
-    const bool launch = name == "RANK" || name == "WORLD_SIZE" || name.starts_with("LOCAL_") || name.starts_with("MASTER_") ||
-                        name.starts_with("LOCKSTEP_") || name.starts_with("OMPI_") || name.starts_with("PMI_") ||
+    const bool launch = name == "RANK" || name == "WORLD_SIZE" || name.starts_with("LOCAL_") ||
+                        name.starts_with("MASTER_") || name.starts_with("LOCKSTEP_") ||
+                        name.starts_with("OMPI_") || name.starts_with("PMI_") ||
                         name.starts_with("SLURM_") || name.starts_with("TORCHELASTIC_");
     if (!launch && !more.contains(name)) all.push_back(*e);
   }
@@ -73,7 +74,8 @@ inline std::vector<std::string> environment(const std::map<std::string, std::str
 }
 
 /// Starts a program with its output going to the file `output`, in an environment of its own.
-inline pid_t start(const std::vector<std::string>& command, int output, const std::map<std::string, std::string>& variables) {
+inline pid_t start(const std::vector<std::string>& command, int output,
+                   const std::map<std::string, std::string>& variables) {
   std::vector<char*> arguments, environment_;
   for (const std::string& a : command) arguments.push_back(const_cast<char*>(a.c_str()));
   arguments.push_back(nullptr);
@@ -85,7 +87,8 @@ inline pid_t start(const std::vector<std::string>& command, int output, const st
   posix_spawn_file_actions_adddup2(&actions, output, 1);
   posix_spawn_file_actions_adddup2(&actions, output, 2);
   pid_t pid = -1;
-  const int error = posix_spawnp(&pid, arguments[0], &actions, nullptr, arguments.data(), environment_.data());
+  const int error =
+      posix_spawnp(&pid, arguments[0], &actions, nullptr, arguments.data(), environment_.data());
   posix_spawn_file_actions_destroy(&actions);
   require(error == 0, std::string("cannot start ") + command[0] + ": " + std::strerror(error));
   return pid;
@@ -125,9 +128,15 @@ inline Ended wait_for(pid_t pid, double deadline) {
 
 inline int new_file() { return memfd_create("output", MFD_CLOEXEC); }
 
-inline std::vector<Ended> run_ranks(int size, const std::string& test_case, const Options& options = {}) {
-  static int runs = 0;
-  const std::string run_id = "test-" + std::to_string(getpid()) + "-" + std::to_string(runs++);
+inline int runs = 0;
+inline std::string run_id_of(int run) {
+  return "test-" + std::to_string(getpid()) + "-" + std::to_string(run);
+}
+inline std::string next_run_id() { return run_id_of(runs++); }
+
+inline std::vector<Ended> run_ranks(int size, const std::string& test_case,
+                                    const Options& options = {}) {
+  const std::string run_id = next_run_id();
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
   std::vector<int> started = options.only;
   for (int r = 0; options.only.empty() && r < size; ++r) started.push_back(r);
@@ -159,23 +168,25 @@ inline std::string failures(const std::vector<Ended>& ended) {
   std::string text;
   for (const Ended& e : ended)
     if (e.hung || e.code != 0 || e.output.find("test cases: 0 ") != std::string::npos)
-      text += "rank " + std::to_string(e.rank) + (e.hung ? " hung" : "") + ", code " + std::to_string(e.code) + ", signal " +
-              std::to_string(e.signal) + ":\n" + e.output + "\n";
+      text += "rank " + std::to_string(e.rank) + (e.hung ? " hung" : "") + ", code " +
+              std::to_string(e.code) + ", signal " + std::to_string(e.signal) + ":\n" + e.output +
+              "\n";
   return text;
 }
 
 inline int open_descriptors() {
   int n = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++n;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    ++n;
   return n;
 }
 
-/// Meeting points that anybody of this user listens on now.
-inline int meeting_points() {
+/// Whether the meeting point of a job is still listed among the sockets.
+inline bool is_listed(const std::string& meeting_point) {
   std::ifstream sockets("/proc/net/unix");
-  int n = 0;
-  for (std::string line; std::getline(sockets, line);) n += line.find("@lockstep-" + std::to_string(geteuid()) + "-") != std::string::npos;
-  return n;
+  for (std::string line; std::getline(sockets, line);)
+    if (line.ends_with("@" + meeting_point)) return true;
+  return false;
 }
 
 }  // namespace ranks

@@ -77,7 +77,7 @@ TEST_CASE("sum, mean and var over any dimensions agree with sums written out") {
       for (const auto& [name, x] : layouts(shape, dtype))
         for (unsigned gone = 1; gone < 1u << shape.dims(); ++gone) {
           const Shape dims = dims_of(gone, shape.dims());
-          const std::string what = cat(shape, " ", dtype, " ", name, " over ", dims);
+          const std::string what = str_cat(shape, " ", dtype, " ", name, " over ", dims);
           const auto g = groups(x, gone);
           Shape kept = shape, without;
           for (int d = 0; d < shape.dims(); ++d)
@@ -120,7 +120,7 @@ TEST_CASE("integers and bool are summed in i64 and have no mean") {
   for (DType dtype : {DType::i64, DType::i32, DType::u8, DType::boolean})
     for (const Shape& shape : kShapes)
       for (const auto& [name, x] : layouts(shape, dtype, 3, 0, 100)) {
-        const std::string what = cat(shape, " ", dtype, " ", name);
+        const std::string what = str_cat(shape, " ", dtype, " ", name);
         CHECK(x.sum().dtype() == DType::i64);
         check_close(what, x.sum(), {sum_of(x.to_vector<double>())}, 0);
         if (shape.dims() > 1) check_close(what, x.sum({0}), each(groups(x, 1), sum_of), 0);
@@ -136,7 +136,7 @@ TEST_CASE("max and argmax: values, first places, layouts") {
     for (DType dtype : {DType::f32, DType::f64, DType::i64, DType::i32, DType::u8, DType::boolean})
       for (const auto& [name, x] : layouts(shape, dtype, 5, 0, 9))
         for (int d = 0; d < std::max(1, shape.dims()); ++d) {
-          const std::string what = cat(shape, " ", dtype, " ", name, " along ", d);
+          const std::string what = str_cat(shape, " ", dtype, " ", name, " along ", d);
           const auto g = groups(x, 1u << d);
           const Tensor at = argmax(x, d);
           CHECK(at.dtype() == DType::i64);

@@ -7,4 +7,4 @@ lockstep_root=$(cd "$(dirname "$0")/.." && pwd)
 source "$lockstep_root/cmake/setup.sh"
 lockstep_setup
 lockstep_build "$lockstep_root/build" -DCMAKE_BUILD_TYPE=Release
-exec ctest --test-dir "$lockstep_root/build" --output-on-failure "$@"
+exec ctest --test-dir "$lockstep_root/build" --output-on-failure -j2 "$@"

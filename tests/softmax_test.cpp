@@ -42,7 +42,7 @@ TEST_CASE("softmax and log_softmax agree with their definition in every layout")
     for (DType dtype : {DType::f32, DType::f64})
       for (const auto& [name, x] : layouts(shape, dtype, 1, -20, 20))
         for (int d = 0; d < std::max(1, shape.dims()); ++d) {
-          const std::string what = cat(shape, " ", dtype, " ", name, " along ", d);
+          const std::string what = str_cat(shape, " ", dtype, " ", name, " along ", d);
           const Tensor y = softmax(x, d), log_y = log_softmax(x, d - shape.dims());
           CHECK(y.dtype() == dtype);
           CHECK(y.shape() == shape);

@@ -18,9 +18,10 @@ using nlohmann::json;
 
 namespace {
 
-json steps() {
+json steps(const std::string& only) {
   json rows = json::array();
   for (const Case& c : cases()) {
+    if (c.name.find(only) == std::string::npos) continue;
     const auto step = c.make_step();
     const auto products = bare(c.products);
     json row{{"name", c.name}, {"budget", c.budget}};
@@ -37,9 +38,9 @@ json steps() {
 }
 
 std::string describe(const Product& p) {
-  if (p.kind == Product::gemm) return cat(p.m, 'x', p.n, 'x', p.k, p.ta ? " a^T" : "", p.tb ? " b^T" : "");
+  if (p.kind == Product::gemm) return str_cat(p.m, 'x', p.n, 'x', p.k, p.ta ? " a^T" : "", p.tb ? " b^T" : "");
   const char* what = p.kind == Product::conv_forward ? "forward" : p.kind == Product::conv_data ? "data" : "weights";
-  return cat("conv 3x3 ", p.in, "->", p.out, " at ", p.size, 'x', p.size, " x", p.batch, ' ', what);
+  return str_cat("conv 3x3 ", p.in, "->", p.out, " at ", p.size, 'x', p.size, " x", p.batch, ' ', what);
 }
 
 json products() {
@@ -116,7 +117,7 @@ json on_ranks(int ranks, const std::string& arguments) {
 json ranks() {
   json rows = json::array();
   for (auto [name, batch, budget] : {std::tuple("cnn", 128, 1.9), std::tuple("mlp_784_512_512_10", 128, 1.6)}) {
-    const std::string arguments = cat("--rank-case ", name, " --batch ", batch);
+    const std::string arguments = str_cat("--rank-case ", name, " --batch ", batch);
     std::vector<double> one, two;
     for (int round = 0; round < 3; ++round) {
       one.push_back(on_ranks(1, arguments)["ms"]);
@@ -164,11 +165,12 @@ void print(const json& all) {
 int main(int argc, char** argv) try {
   CLI::App app{"Times Lockstep beside the bare products it is made of."};
   bool as_json = false;
-  std::string what = "all", name;
+  std::string what = "all", name, only;
   int64_t batch = 128;
   app.add_flag("--json", as_json, "print JSON");
   app.add_option("what", what, "all, steps, bare, overhead, ranks or all-reduce")
       ->check(CLI::IsMember({"all", "steps", "bare", "overhead", "ranks", "all-reduce"}));
+  app.add_option("--only", only, "steps whose names contain this");
   app.add_option("--rank-case", name, "what the ranks run that this program starts")->group("");
   app.add_option("--batch", batch, "")->group("");
   CLI11_PARSE(app, argc, argv);
@@ -180,7 +182,7 @@ int main(int argc, char** argv) try {
   }
   const bool all = what == "all";
   json result;
-  if (all || what == "steps") result["steps"] = steps();
+  if (all || what == "steps") result["steps"] = steps(only);
   if (all || what == "overhead") result["overhead"] = overhead();
   if (all || what == "ranks") result["ranks"] = ranks();
   if (all || what == "all-reduce") result["all_reduce"] = on_ranks(2, "--rank-case all-reduce");

@@ -1,3 +1,6 @@
+// LOCKSTEP_MAX_ISA: holding the processor to less than it has. Highway numbers instruction sets so
+// that better ones have lower bits; those below the limit's are disabled before the first kernel is
+// picked.
 #include <lockstep/tensor/cpu/simd_targets.h>
 
 #include <hwy/targets.h>
@@ -14,7 +17,7 @@ void respect_isa_limit() {
     const char* limit = std::getenv("LOCKSTEP_MAX_ISA");
     if (!limit || !*limit) return true;
     const std::string_view name = limit;
-    int64_t disabled = 0;  // better instruction sets have lower bits
+    int64_t disabled = 0;
     if (name == "avx2")
       disabled = HWY_AVX2 - 1;
     else if (name == "sse4")

@@ -5,7 +5,11 @@
 #pragma once
 
 #undef HWY_DISABLED_TARGETS
+#ifdef LOCKSTEP_FEW_TARGETS  // sanitizer builds: the text is the same for all, and slow to compile
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL)
+#else
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
+#endif
 
 namespace lockstep::cpu {
 /// Applies LOCKSTEP_MAX_ISA, once; to be called before kernels are picked. Throws ValueError.

@@ -114,6 +114,9 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, Conv2dO
                  "; convert one with to()");
   LOCKSTEP_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)), ShapeError, "conv2d: the bias must be [",
                  weight.size(0), "], got ", bias.defined() ? bias.shape() : Shape{});
+  LOCKSTEP_CHECK(!bias.defined() || bias.dtype() == x.dtype(), DTypeError, "conv2d: the input is ", x.dtype(), ", the bias ",
+                 bias.dtype(), "; convert one with to()");
+  LOCKSTEP_CHECK(weight.numel() > 0, ShapeError, "conv2d: the weight ", weight.shape(), " is empty");
   LOCKSTEP_CHECK(o.stride.h >= 1 && o.stride.w >= 1 && o.dilation.h >= 1 && o.dilation.w >= 1 && o.padding.h >= 0 &&
                      o.padding.w >= 0,
                  ValueError, "conv2d: stride and dilation must be at least 1, padding at least 0");

@@ -10,7 +10,7 @@ namespace lockstep {
 namespace {
 
 using namespace formulas;
-using elementwise::BinaryOp, elementwise::UnaryOp;
+using elementwise::BinaryOp, elementwise::may_consume, elementwise::UnaryOp;
 
 // ---- dtypes ----
 
@@ -45,13 +45,6 @@ void check_device(const char* op, const Tensor& a, const Tensor& b) {
 }
 
 // ---- out of place ----
-
-/// Whether x's bytes may take the result: the handle is the last one, and nothing else sees the
-/// bytes.
-bool may_consume(const Tensor& x) {
-  return x.ref()->use_count() == 1 && x.storage().use_count() == 1 && x.storage().owns_bytes() &&
-         (!x.node() || !x.is_leaf()) && (x.is_contiguous() || x.is_channels_last());
-}
 
 template <class Op>
 Tensor unary(Op op, Tensor x, DType compute) {

@@ -33,6 +33,12 @@ constexpr unsigned saved_by() {
 
 inline TensorOptions like(const Tensor& t) { return {.dtype = t.dtype(), .device = t.device()}; }
 
+/// Whether x's bytes may take the result: the handle is the last one, and nothing else sees the bytes.
+inline bool may_consume(const Tensor& x) {
+  return x.ref()->use_count() == 1 && x.storage().use_count() == 1 && x.storage().owns_bytes() &&
+         (!x.node() || !x.is_leaf()) && (x.is_contiguous() || x.is_channels_last());
+}
+
 /// dy times the derivative of Op by input I, in the shape of dy; tensors it does not read may be
 /// undefined.
 template <int I, class Op>
@@ -99,7 +105,10 @@ struct UnaryOp {
       Tensor y;
       if constexpr (saves & kInput(0)) x[0] = saved.input(0);
       if constexpr (saves & kOutput) y = saved.output();
-      dx.set(0, differentiate<0>(op, x, y, dy, dx.destination(0)));
+      Tensor destination = dx.destination(0);
+      // A gradient that nobody else holds gives its bytes to the next.
+      if (!destination.defined() && !is_grad_enabled() && may_consume(dy)) destination = dy;
+      dx.set(0, differentiate<0>(op, x, y, dy, destination));
     }
   }
 };

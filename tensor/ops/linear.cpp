@@ -21,7 +21,7 @@ void linear_cpu(const Tensor& x, const Tensor& w, const Tensor& bias, bool relu,
   });
 }
 
-/// dz = dy where y > 0 (all of dy without relu); db = the sum of dz over rows, in blocks added in order.
+/// dz = 0 where y <= 0, else dy (all of dy without relu); db = the sum of dz over rows, in blocks added in order.
 void linear_epilogue_backward_cpu(const Tensor& dy, const Tensor& y, const Tensor& dz, const Tensor& db) {
   const int64_t rows = dy.size(0), n = dy.size(1), block = 64, blocks = (rows + block - 1) / block;
   dispatch_floating("linear", dy.dtype(), [&]<class T>(TypeTag<T>) {
@@ -33,16 +33,19 @@ void linear_epilogue_backward_cpu(const Tensor& dy, const Tensor& y, const Tenso
       T* sum = partial.data<T>() + begin / block * n;
       std::fill_n(sum, n, T(0));
       for (int64_t i = begin; i < end; ++i) {
-        const T* gi = g + i * n;
+        const T* __restrict gi = g + i * n;
+        T* __restrict total = sum;
         if (mask) {
-          const T* mi = mask + i * n;
-          T* zi = z + i * n;
+          const T* __restrict mi = mask + i * n;
+          T* __restrict zi = z + i * n;
           for (int64_t j = 0; j < n; ++j) {
-            zi[j] = mi[j] > 0 ? gi[j] : T(0);
-            sum[j] += zi[j];
+            const T gij = gi[j];  // read in any case: a conditional load would keep this from vector code
+            const T kept = mi[j] <= 0 ? T(0) : gij;  // as relu: NaN lets dy pass
+            zi[j] = kept;
+            total[j] += kept;
           }
         } else {
-          for (int64_t j = 0; j < n; ++j) sum[j] += gi[j];
+          for (int64_t j = 0; j < n; ++j) total[j] += gi[j];
         }
       }
     });
@@ -54,7 +57,7 @@ void linear_epilogue_backward_cpu(const Tensor& dy, const Tensor& y, const Tenso
   });
 }
 
-/// On rows: x [R, in], W [out, in], b [out].  dz = dy * (y > 0),  dx = dz W,  dW = dz^T x,  db = sum_rows dz.
+/// On rows: x [R, in], W [out, in], b [out].  dz = dy where not y <= 0,  dx = dz W,  dW = dz^T x,  db = sum_rows dz.
 struct Linear {
   static constexpr const char* name = "linear";
   static inline Kernel<void(const Tensor&, const Tensor&, const Tensor&, bool, const Tensor&)> kernel{"linear", linear_cpu};
@@ -73,7 +76,7 @@ struct Linear {
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
     const Tensor &x = saved.input(0), &w = saved.input(1);
     if (is_grad_enabled()) {
-      const Tensor dz = relu ? dy * gt(saved.output(), 0).to(dy.dtype()) : dy;
+      const Tensor dz = relu ? where(le(saved.output(), 0), 0, dy) : dy;
       if (dx.needed(0)) dx.set(0, lockstep::matmul(dz, w));
       if (dx.needed(1)) dx.set(1, lockstep::matmul(dz.t(), x));
       if (dx.needed(2)) dx.set(2, dz.sum({0}));
@@ -107,12 +110,16 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Activat
   LOCKSTEP_CHECK(weight.dim() == 2, ShapeError, "linear: the weight must be [out, in], got ", weight.shape());
   LOCKSTEP_CHECK(x.dim() >= 1 && x.size(-1) == weight.size(1), ShapeError, "linear: input ", x.shape(), " has ",
                  x.dim() ? x.size(-1) : 0, " features, the weight ", weight.shape(), " expects ", weight.size(1),
-                 x.numel() % weight.size(1) == 0 && x.dim() > 2 ? "; did you forget flatten(1)?" : "");
+                 x.dim() > 2 && x.size(0) * weight.size(1) == x.numel() ? "; did you forget flatten(1)?" : "");
   LOCKSTEP_CHECK(x.dtype() == weight.dtype(), DTypeError, "linear: the input is ", x.dtype(), ", the weight ", weight.dtype(),
                  "; convert one with to()");
   LOCKSTEP_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)), ShapeError, "linear: the bias must be [",
                  weight.size(0), "], got ", bias.defined() ? bias.shape() : Shape{});
-  const Tensor rows = x.dim() == 2 && cpu::is_matrix(x) ? x : x.contiguous().reshape({-1, x.size(-1)});
+  LOCKSTEP_CHECK(!bias.defined() || bias.dtype() == x.dtype(), DTypeError, "linear: the input is ", x.dtype(), ", the bias ",
+                 bias.dtype(), "; convert one with to()");
+  int64_t count = 1;  // of rows; a -1 in reshape could not tell it from no features
+  for (int i = 0; i + 1 < x.dim(); ++i) count *= x.shape()[i];
+  const Tensor rows = x.dim() == 2 && cpu::is_matrix(x) ? x : x.contiguous().reshape({count, x.size(-1)});
   const Tensor y = apply(Linear{activation == Activation::relu}, rows, weight, bias);
   if (x.dim() == 2) return y;
   Shape shape = x.shape();

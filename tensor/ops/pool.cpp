@@ -94,10 +94,18 @@ void pool_scatter_cpu(const PoolShape& s, const Tensor& dy, const Tensor& index,
               const T* __restrict from = in;
               const Index<T>* __restrict at = won;
               const auto k = static_cast<Index<T>>(ky * s.kw + kx);
-              if (tiled)
-                for (int64_t i = 0; i < c; ++i) to[i] = at[i] == k ? from[i] : T(0);
-              else
-                for (int64_t i = 0; i < c; ++i) to[i] += at[i] == k ? from[i] : T(0);
+              // `from` is read in any case: a conditional load would keep this from vector code.
+              if (tiled) {
+                for (int64_t i = 0; i < c; ++i) {
+                  const T v = from[i];
+                  to[i] = at[i] == k ? v : T(0);
+                }
+              } else {
+                for (int64_t i = 0; i < c; ++i) {
+                  const T v = from[i];
+                  to[i] += at[i] == k ? v : T(0);
+                }
+              }
             }
         }
     });

@@ -1,0 +1,289 @@
+// apply(): ops that users write, what the entry point does for them, and the check of their derivatives.
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include <lockstep/autograd/grad.h>
+#include <lockstep/autograd/gradcheck.h>
+#include <lockstep/tensor/op.h>
+#include <lockstep/tensor/ops/elementwise.h>
+#include <lockstep/tensor/ops/reduce.h>
+#include <lockstep/tensor/tensor.h>
+
+using namespace lockstep;
+using autograd::grad;
+using autograd::gradcheck;
+using autograd::gradgradcheck;
+using doctest::Contains;
+
+namespace {
+
+using V = std::vector<double>;
+using Inputs = const std::vector<Tensor>&;
+V values(const Tensor& t) { return t.to_vector<double>(); }
+Tensor leaf(const V& v) { return tensor(v).requires_grad_(); }
+
+/// y = a^2 b; the right factors are 2 and 1.
+struct SquareTimes {
+  static constexpr const char* name = "square_times";
+  static constexpr unsigned saves = kInput(0) | kInput(1);
+  double factor_a = 2, factor_b = 1;
+  Tensor forward(const Tensor& a, const Tensor& b) const {
+    CHECK_FALSE(is_grad_enabled());
+    return a * a * b;
+  }
+  void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
+    const Tensor &a = saved.input(0), &b = saved.input(1);
+    if (dx.needed(0)) dx.set(0, dy * a * b * factor_a);
+    if (dx.needed(1)) dx.set(1, dy * a * a * factor_b);
+  }
+};
+
+/// exp, whose derivative reads its own output.
+struct OwnExp {
+  static constexpr const char* name = "own_exp";
+  static constexpr unsigned saves = kOutput;
+  Tensor forward(const Tensor& x) const { return exp(x); }
+  void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
+    dx.set(0, dy * saved.output());
+  }
+};
+
+/// x + bias, where the bias may be absent.
+struct AddBias {
+  static constexpr const char* name = "add_bias";
+  static constexpr unsigned saves = kInput(0) | kInput(1);
+  Tensor forward(const Tensor& x, const Tensor& bias) const {
+    return bias.defined() ? x + bias : x.clone();
+  }
+  void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
+    if (dx.needed(0)) dx.set(0, dy);
+    if (dx.needed(1)) dx.set(1, dy);
+    CHECK_FALSE(saved.input(1).defined());
+  }
+};
+
+/// The sum, with a gradient that is one number seen many times.
+struct LazySum {
+  static constexpr const char* name = "lazy_sum";
+  static constexpr unsigned saves = 0;
+  Shape from = {};
+  Tensor forward(const Tensor& x) {
+    from = x.shape();
+    return x.sum();
+  }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
+    Tensor g = (dy * 1.0).expand(from);
+    dx.set(0, std::move(g));
+  }
+};
+
+/// Gives its input a gradient of the wrong shape.
+struct Misshapen {
+  static constexpr const char* name = "misshapen";
+  static constexpr unsigned saves = 0;
+  Tensor forward(const Tensor& x) const { return x.clone(); }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const { dx.set(0, dy.sum()); }
+};
+
+/// Where the values are positive: not differentiable.
+struct IsPositive {
+  static constexpr const char* name = "is_positive";
+  static constexpr unsigned saves = 0;
+  Tensor forward(const Tensor& x) const { return gt(x, 0); }
+  void backward(const Saved&, const Tensor&, InputGradients&) const {}
+};
+
+/// A transpose whose backward forgets to transpose.
+struct Swapped {
+  static constexpr const char* name = "swapped";
+  static constexpr unsigned saves = 0;
+  Tensor forward(const Tensor& x) const { return x.view({2, 2}).t().contiguous(); }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
+    dx.set(0, dy.contiguous().view({4}));
+  }
+};
+
+/// x^3 with a right derivative whose own derivative is wrong.
+struct Cube {
+  static constexpr const char* name = "cube";
+  static constexpr unsigned saves = kInput(0);
+  Tensor forward(const Tensor& x) const { return x * x * x; }
+  void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
+    dx.set(0, dy * saved.input(0) * saved.input(0).detach() * 3.0);  // half of its graph is missing
+  }
+};
+
+/// x^2 with a right derivative for when nothing is recorded, and another, consistent in itself, for when it is.
+struct TwoBackwards {
+  static constexpr const char* name = "two_backwards";
+  static constexpr unsigned saves = kInput(0);
+  Tensor forward(const Tensor& x) const { return x * x; }
+  void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
+    dx.set(0, dy * saved.input(0) * (is_grad_enabled() ? 3.0 : 2.0));
+  }
+};
+
+struct Counter : OpInterceptor {
+  std::vector<std::string> names;
+  void before(const char* op, std::span<Tensor>) override { names.push_back(op); }
+};
+struct ToDouble : OpInterceptor {
+  void before(const char* op, std::span<Tensor> inputs) override {
+    if (std::string(op) != "square_times") return;
+    for (Tensor& t : inputs) t = t.to(DType::f64);
+  }
+};
+/// Installs an interceptor for a scope.
+struct Installed {
+  OpInterceptor* before;
+  explicit Installed(OpInterceptor& i) : before(set_op_interceptor(&i)) {}
+  ~Installed() { set_op_interceptor(before); }
+};
+
+}  // namespace
+
+// ---- a user's own op ----
+
+TEST_CASE(
+    "a struct with forward and backward is an op, differentiable as often as its backward is") {
+  const Tensor a = leaf({1, 2}), b = leaf({3, 4});
+  const Tensor y = apply(SquareTimes{}, a, b);
+  CHECK(values(y) == V{3, 16});
+  CHECK(std::string(y.node()->name()) == "square_times");
+  y.sum().backward();
+  CHECK(values(a.grad()) == V{6, 16});
+  CHECK(values(b.grad()) == V{1, 4});
+  const auto f = [](Inputs in) { return apply(SquareTimes{}, in[0], in[1]); };
+  CHECK_NOTHROW(gradcheck(f, {a, b}));
+  CHECK_NOTHROW(gradgradcheck(f, {a, b}));
+}
+
+TEST_CASE("an op that saves its output connects it again for second derivatives") {
+  const auto f = [](Inputs in) { return apply(OwnExp{}, in[0]); };
+  CHECK_NOTHROW(gradcheck(f, {leaf({-1, 0.5})}));
+  CHECK_NOTHROW(gradgradcheck(f, {leaf({-1, 0.5})}));
+  Tensor y = apply(OwnExp{}, leaf({1}));
+  y.add_(1);
+  CHECK_THROWS_WITH_AS(y.backward(), Contains("own_exp"), AutogradError);
+}
+
+TEST_CASE("nothing is recorded or kept where no gradient is wanted") {
+  const Tensor a = tensor(V{1, 2}), b = leaf({3, 4});
+  CHECK_FALSE(apply(SquareTimes{}, a, a).requires_grad());
+  const Tensor y = apply(SquareTimes{}, a, b);  // backward asks needed(0) and computes b's alone
+  CHECK_FALSE(y.node()->inputs[0]);
+  y.sum().backward();
+  CHECK(values(b.grad()) == V{1, 4});
+  NoGradGuard off;
+  CHECK_FALSE(apply(SquareTimes{}, b, b).requires_grad());
+}
+
+TEST_CASE("an absent input may be named in saves, and is undefined in backward") {
+  const Tensor x = leaf({1, 2});
+  const Tensor y = apply(AddBias{}, x, Tensor());
+  CHECK_NOTHROW(y.sum().backward());
+  CHECK(values(x.grad()) == V{1, 1});
+}
+
+TEST_CASE("a gradient that repeats one number does not become the tensor's own") {
+  const Tensor x = leaf({1, 2});
+  apply(LazySum{}, x).backward();
+  CHECK_NOTHROW(x.grad().add_(tensor(V{1, 2})));
+  CHECK(values(x.grad()) == V{2, 3});
+  x.set_grad({});
+  (x.square().sum() + apply(LazySum{}, x) + apply(LazySum{}, x)).backward();
+  CHECK(values(x.grad()) == V{4, 6});
+  x.set_grad({});
+  const Tensor h = x * 1.0;
+  (apply(LazySum{}, h * 2.0 + h) + (h * h).sum()).backward();
+  CHECK(values(x.grad()) == V{5, 7});
+}
+
+TEST_CASE("a gradient of the wrong shape is found out by name") {
+  const Tensor x = leaf({1, 2});
+  CHECK_THROWS_WITH_AS(apply(Misshapen{}, x).sum().backward(), Contains("misshapen"), ShapeError);
+  CHECK_THROWS_WITH_AS(apply(Misshapen{}, x).sum().backward(), Contains("[2]"), ShapeError);
+}
+
+TEST_CASE("a result that is not floating has no gradient") {
+  const Tensor y = apply(IsPositive{}, leaf({-1, 1}));
+  CHECK(y.dtype() == DType::boolean);
+  CHECK_FALSE(y.requires_grad());
+}
+
+// ---- interceptors ----
+
+TEST_CASE("an interceptor sees every op of its thread, and is put back") {
+  const Tensor x = leaf({1, 2});
+  Counter outer, inner;
+  {
+    const Installed first(outer);
+    relu(x * 2.0).view({2, 1});
+    CHECK(outer.names == std::vector<std::string>{"mul", "relu", "view"});
+    {
+      const Installed second(inner);
+      exp(x);
+    }
+    sigmoid(x);
+    CHECK(inner.names == std::vector<std::string>{"exp"});
+    CHECK(outer.names.back() == "sigmoid");
+  }
+  const size_t seen = outer.names.size();
+  exp(x);
+  CHECK(outer.names.size() == seen);
+}
+
+TEST_CASE(
+    "an interceptor may replace inputs, as autocast does; gradients return in the leaf's dtype") {
+  const Tensor a = tensor(std::vector<float>{1, 2}).requires_grad_(),
+               b = tensor(std::vector<float>{3, 4});
+  ToDouble cast;
+  const Installed guard(cast);
+  const Tensor y = apply(SquareTimes{}, a, b);
+  CHECK(y.dtype() == DType::f64);
+  y.sum().backward();
+  CHECK(a.grad().dtype() == DType::f32);
+  CHECK(values(a.grad()) == V{6, 16});
+}
+
+// ---- gradcheck ----
+
+TEST_CASE("gradcheck finds a wrong derivative, names its place and shows both values") {
+  const auto wrong_a = [](Inputs in) { return apply(SquareTimes{.factor_a = 2.1}, in[0], in[1]); };
+  CHECK_THROWS_AS(gradcheck(wrong_a, {leaf({1, 2}), leaf({3, 4})}), AutogradError);
+  CHECK_THROWS_WITH_AS(gradcheck(wrong_a, {leaf({1, 2}), leaf({3, 4})}), Contains("input 0"),
+                       AutogradError);
+  CHECK_THROWS_WITH_AS(gradcheck(wrong_a, {leaf({0, 2}), leaf({3, 4})}), Contains("element 1"),
+                       AutogradError);
+  const auto wrong_b = [](Inputs in) { return apply(SquareTimes{.factor_b = 0}, in[0], in[1]); };
+  CHECK_THROWS_WITH_AS(gradcheck(wrong_b, {leaf({1, 2}), leaf({3, 4})}), Contains("input 1"),
+                       AutogradError);
+  CHECK_NOTHROW(
+      gradcheck(wrong_b, {leaf({1, 2}), tensor(V{3, 4})}));  // not by what requires no grad
+}
+
+TEST_CASE("gradcheck sees elements that trade places, which a plain sum would not") {
+  CHECK_THROWS_AS(
+      gradcheck([](Inputs in) { return apply(Swapped{}, in[0]); }, {leaf({1, 2, 3, 4})}),
+      AutogradError);
+}
+
+TEST_CASE("gradgradcheck finds a wrong second derivative behind a right first one") {
+  const auto f = [](Inputs in) { return apply(Cube{}, in[0]); };
+  CHECK_NOTHROW(gradcheck(f, {leaf({1, 2})}));
+  CHECK_THROWS_AS(gradgradcheck(f, {leaf({1, 2})}), AutogradError);
+}
+
+TEST_CASE("gradgradcheck finds a recorded backward that differs from the one by kernels") {
+  const auto f = [](Inputs in) { return apply(TwoBackwards{}, in[0]); };
+  CHECK_NOTHROW(gradcheck(f, {leaf({1, 2})}));
+  CHECK_THROWS_WITH_AS(gradgradcheck(f, {leaf({1, 2})}), Contains("recorded"), AutogradError);
+}
+
+TEST_CASE("gradcheck asks for f64 and for something to check") {
+  const auto f = [](Inputs in) { return in[0] * 2.0; };
+  CHECK_THROWS_AS(gradcheck(f, {ones({2}).requires_grad_()}), DTypeError);
+  CHECK_THROWS_AS(gradcheck(f, {tensor(V{1})}), AutogradError);
+}

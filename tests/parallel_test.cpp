@@ -1,0 +1,195 @@
+// parallel_for: each index once, whoever calls and however it ends.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <lockstep/tensor/error.h>
+#include <lockstep/tensor/parallel.h>
+
+using namespace lockstep;
+
+namespace {
+
+/// Sets the number of threads for a scope.
+struct Threads {
+  int before = get_num_threads();
+  explicit Threads(int n) { set_num_threads(n); }
+  ~Threads() { set_num_threads(before); }
+};
+
+/// How often each of n indices was visited.
+std::vector<int> visits(int64_t n, int64_t block) {
+  std::vector<std::atomic<int>> seen(static_cast<size_t>(n));
+  parallel_for(n, block, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) ++seen[static_cast<size_t>(i)];
+  });
+  return {seen.begin(), seen.end()};
+}
+
+}  // namespace
+
+TEST_CASE("each index is visited once, for any count, block and number of threads") {
+  for (int threads : {1, 2, 3, 8}) {
+    const Threads scope(threads);
+    for (int64_t n : {1, 2, 7, 64, 1000})
+      for (int64_t block : {1, 3, 64, 5000}) {
+        INFO(threads << " threads, " << n << " in blocks of " << block);
+        CHECK(visits(n, block) == std::vector<int>(static_cast<size_t>(n), 1));
+      }
+  }
+}
+
+TEST_CASE("nothing is called for an empty range") {
+  const Threads scope(3);
+  int calls = 0;
+  parallel_for(0, 4, [&](int64_t, int64_t) { ++calls; });
+  parallel_for(-5, 4, [&](int64_t, int64_t) { ++calls; });
+  CHECK(calls == 0);
+}
+
+TEST_CASE("blocks have the same bounds for any number of threads") {
+  std::vector<std::set<std::pair<int64_t, int64_t>>> all;
+  for (int threads : {1, 2, 5}) {
+    const Threads scope(threads);
+    std::mutex mutex;
+    std::set<std::pair<int64_t, int64_t>> bounds;
+    parallel_for(10, 4, [&](int64_t begin, int64_t end) {
+      std::lock_guard lock(mutex);
+      bounds.emplace(begin, end);
+    });
+    all.push_back(bounds);
+  }
+  CHECK(all[0] == std::set<std::pair<int64_t, int64_t>>{{0, 4}, {4, 8}, {8, 10}});
+  CHECK(all[1] == all[0]);
+  CHECK(all[2] == all[0]);
+}
+
+TEST_CASE("several threads do take part, and no more than allowed") {
+  using Ids = std::set<std::thread::id>;
+  const auto run = [](int threads) {
+    const Threads scope(threads);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    std::mutex mutex;
+    Ids ids;
+    parallel_for(60, 1, [&](int64_t, int64_t) {
+      for (bool alone = true; alone && std::chrono::steady_clock::now() < deadline;) {
+        std::lock_guard lock(mutex);
+        ids.insert(std::this_thread::get_id());
+        alone = threads > 1 && ids.size() == 1;  // waits for the others to come
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+    return ids;
+  };
+  CHECK(run(1) == Ids{std::this_thread::get_id()});
+  for (int round = 0; round < 3; ++round) {
+    const Ids ids = run(3);
+    CHECK(ids.size() >= 2);
+    CHECK(ids.size() <= 3);
+  }
+}
+
+TEST_CASE("an exception in one block reaches the caller, and the pool works on") {
+  for (int threads : {1, 4}) {
+    const Threads scope(threads);
+    for (int round = 0; round < 20; ++round) {
+      std::atomic<int> running{0};
+      const auto f = [&](int64_t begin, int64_t) {
+        ++running;
+        if (begin == round) {
+          --running;
+          throw ShapeError("block " + std::to_string(round));
+        }
+        std::this_thread::yield();
+        --running;
+      };
+      CHECK_THROWS_WITH_AS(parallel_for(40, 1, f), ("block " + std::to_string(round)).c_str(),
+                           ShapeError);
+      CHECK(running == 0);  // nobody is still inside
+    }
+    CHECK(visits(100, 1) == std::vector<int>(100, 1));
+  }
+}
+
+TEST_CASE("of many exceptions one reaches the caller") {
+  const Threads scope(4);
+  CHECK_THROWS_AS(parallel_for(50, 1, [](int64_t, int64_t) { throw std::runtime_error("each"); }),
+                  std::runtime_error);
+}
+
+TEST_CASE("inside a block, parallel_for runs on the calling thread alone") {
+  const Threads scope(4);
+  std::atomic<int> strangers{0}, inner{0};
+  parallel_for(8, 1, [&](int64_t, int64_t) {
+    const auto me = std::this_thread::get_id();
+    parallel_for(16, 1, [&](int64_t, int64_t) {
+      ++inner;
+      if (std::this_thread::get_id() != me) ++strangers;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // time for others to come
+    });
+  });
+  CHECK(inner == 8 * 16);
+  CHECK(strangers == 0);
+  CHECK_THROWS_AS(
+      parallel_for(8, 1,
+                   [](int64_t, int64_t) {
+                     parallel_for(8, 1, [](int64_t, int64_t) { throw std::runtime_error("deep"); });
+                   }),
+      std::runtime_error);
+  CHECK(visits(100, 1) == std::vector<int>(100, 1));
+}
+
+TEST_CASE("callers on several threads share the pool without mixing up their work") {
+  std::vector<std::thread> callers;
+  std::atomic<int> wrong{0};
+  for (int c = 0; c < 6; ++c)
+    callers.emplace_back([&, c] {
+      set_num_threads(1 + c % 4);
+      for (int round = 0; round < 100; ++round) {
+        const int64_t n = 1 + (c * 37 + round) % 90;
+        if (visits(n, 1 + round % 3) != std::vector<int>(static_cast<size_t>(n), 1)) ++wrong;
+      }
+    });
+  for (std::thread& t : callers) t.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("one caller's slow work does not hold up another's") {
+  std::atomic<bool> release{false}, started{false};
+  std::thread slow([&] {
+    set_num_threads(3);
+    parallel_for(3, 1, [&](int64_t, int64_t) {
+      started = true;
+      while (!release) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+  });
+  while (!started) std::this_thread::yield();
+  {
+    const Threads scope(3);
+    CHECK(visits(100, 1) == std::vector<int>(100, 1));  // would never return otherwise
+  }
+  release = true;
+  slow.join();
+}
+
+TEST_CASE("the number of threads is each thread's own, and at least one") {
+  const Threads scope(3);
+  CHECK(get_num_threads() == 3);
+  int there = 0;
+  std::thread([&] {
+    set_num_threads(7);
+    there = get_num_threads();
+  }).join();
+  CHECK(there == 7);
+  CHECK(get_num_threads() == 3);
+  CHECK_THROWS_AS(set_num_threads(0), ValueError);
+  CHECK_THROWS_AS(set_num_threads(-2), ValueError);
+  CHECK(get_num_threads() == 3);
+}
