@@ -31,9 +31,12 @@ int main(int argc, char** argv) try {
   NoGradGuard guard;
   Tensor counts = zeros({2});  // correct, seen
   for (auto [x, y] : data::Loader{test, {.batch_size = 1000, .shard = group}}.epoch(0))
-    counts += tensor<float>({eq(net(x).argmax(1), y).sum().item<float>(), static_cast<float>(y.size(0))});
+    counts +=
+        tensor<float>({eq(net(x).argmax(1), y).sum().item<float>(), static_cast<float>(y.size(0))});
   group.all_reduce(counts);
-  if (group.is_main()) std::printf("test accuracy %.2f %%\n", 100 * counts[0].item<double>() / counts[1].item<double>());
+  if (group.is_main())
+    std::printf("test accuracy %.2f %%\n",
+                100 * counts[0].item<double>() / counts[1].item<double>());
 } catch (const std::exception& e) {
   std::fprintf(stderr, "mlp: %s\n", e.what());
   return 1;

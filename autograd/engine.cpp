@@ -1,5 +1,5 @@
-// The walk of backward: count how often each reachable node is used, tell those who watch a leaf, then run
-// nodes whose gradient is complete, latest made first, until none is left.
+// The walk of backward: count how often each reachable node is used, tell those who watch a leaf,
+// then run nodes whose gradient is complete, latest made first, until none is left.
 #include <algorithm>
 #include <queue>
 #include <unordered_map>
@@ -12,11 +12,11 @@ namespace {
 
 /// What a backward knows of one node.
 struct Task {
-  int pending = 0;          // uses whose gradient has not arrived yet
-  Tensor gradient;          // the sum of those that have
-  bool own = false;         // nobody else holds `gradient`: it may be added to in place
-  int capture = -1;         // index among grad()'s inputs
-  bool needed = true;       // leads to a leaf that collects, or to one of grad()'s inputs
+  int pending = 0;     // uses whose gradient has not arrived yet
+  Tensor gradient;     // the sum of those that have
+  bool own = false;    // nobody else holds `gradient`: it may be added to in place
+  int capture = -1;    // index among grad()'s inputs
+  bool needed = true;  // leads to a leaf that collects, or to one of grad()'s inputs
 };
 
 /// Whether several elements of t are the same bytes, as after expand.
@@ -28,8 +28,8 @@ bool repeats(const Tensor& t) {
 
 class Backward {
  public:
-  Backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& gradients, const std::vector<Tensor>* inputs,
-           bool retain, bool create)
+  Backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& gradients,
+           const std::vector<Tensor>* inputs, bool retain, bool create)
       : retain_(retain || create), create_(create) {
     for (const Tensor& y : outputs) roots_.push_back(y.node());
     if (inputs) {
@@ -74,7 +74,8 @@ class Backward {
   }
 
  private:
-  /// For grad(): a node is needed if it is wanted itself or one of its inputs is needed (post-order walk).
+  /// For grad(): a node is needed if it is wanted itself or one of its inputs is needed (post-order
+  /// walk).
   void mark_needed() {
     std::vector<std::pair<Node*, size_t>> stack;
     std::unordered_map<Node*, bool> entered;
@@ -88,9 +89,12 @@ class Backward {
       enter(root.get());
       while (!stack.empty()) {
         auto& [n, next] = stack.back();
-        if (next > 0 && n->inputs[next - 1] && tasks_[n->inputs[next - 1].get()].needed) tasks_[n].needed = true;
-        if (next == n->inputs.size()) stack.pop_back();
-        else if (Node* input = n->inputs[next++].get()) enter(input);
+        if (next > 0 && n->inputs[next - 1] && tasks_[n->inputs[next - 1].get()].needed)
+          tasks_[n].needed = true;
+        if (next == n->inputs.size())
+          stack.pop_back();
+        else if (Node* input = n->inputs[next++].get())
+          enter(input);
       }
     }
   }
@@ -100,8 +104,10 @@ class Backward {
     auto visit = [&](Node* n) {
       Task& task = tasks_[n];
       if (!task.needed || task.pending++ > 0) return;
-      if (Leaf* leaf = n->as_leaf()) leaves_.push_back(leaf);
-      else stack.push_back(n);
+      if (Leaf* leaf = n->as_leaf())
+        leaves_.push_back(leaf);
+      else
+        stack.push_back(n);
     };
     for (const Ref<Node>& root : roots_) visit(root.get());
     while (!stack.empty()) {
@@ -116,7 +122,8 @@ class Backward {
     std::vector<BackwardWatcher*> watchers;
     if (capturing_) return watchers;
     for (Leaf* leaf : leaves_)
-      if (leaf->watcher && std::find(watchers.begin(), watchers.end(), leaf->watcher) == watchers.end())
+      if (leaf->watcher &&
+          std::find(watchers.begin(), watchers.end(), leaf->watcher) == watchers.end())
         watchers.push_back(leaf->watcher);
     for (size_t i = 0; i < watchers.size(); ++i) {
       std::vector<Leaf*> reached;
@@ -151,16 +158,19 @@ class Backward {
   void finish_use(Node& node) {
     Task& task = tasks_[&node];
     if (!task.needed || --task.pending > 0) return;
-    if (Leaf* leaf = node.as_leaf()) finish_leaf(*leaf, task);
-    else ready_.push(Ref<Node>(&node));
+    if (Leaf* leaf = node.as_leaf())
+      finish_leaf(*leaf, task);
+    else
+      ready_.push(Ref<Node>(&node));
   }
 
   void run_hooks(Node& node, Task& task) {
     if (!node.hooks) return;
     for (auto& [id, hook] : std::vector(*node.hooks))
       if (Tensor replaced = hook(task.gradient); replaced.defined()) {
-        LOCKSTEP_CHECK(replaced.shape() == node.shape, ShapeError, "register_hook: a hook returned a gradient of shape ",
-                       replaced.shape(), " for a tensor of shape ", node.shape);
+        LOCKSTEP_CHECK(replaced.shape() == node.shape, ShapeError,
+                       "register_hook: a hook returned a gradient of shape ", replaced.shape(),
+                       " for a tensor of shape ", node.shape);
         task.gradient = std::move(replaced);
         task.own = false;
       }
@@ -170,8 +180,10 @@ class Backward {
     if (!task.gradient.defined()) return;
     run_hooks(leaf, task);
     Tensor g = std::exchange(task.gradient, Tensor());
-    if (task.capture >= 0) captured_[static_cast<size_t>(task.capture)] = std::move(g);
-    else if (!capturing_) leaf.accumulate(std::move(g), task.own);
+    if (task.capture >= 0)
+      captured_[static_cast<size_t>(task.capture)] = std::move(g);
+    else if (!capturing_)
+      leaf.accumulate(std::move(g), task.own);
   }
 
   class Inputs final : public InputGradients {
@@ -184,21 +196,23 @@ class Backward {
     Tensor destination(int i) const override {
       const Ref<Node>& input = node_.inputs[static_cast<size_t>(i)];
       Leaf* leaf = input ? input->as_leaf() : nullptr;
-      if (!leaf || !leaf->slot.defined() || leaf->gradient.defined() || walk_.create_ || walk_.capturing_ ||
-          walk_.tasks_[leaf].gradient.defined())
+      if (!leaf || !leaf->slot.defined() || leaf->gradient.defined() || walk_.create_ ||
+          walk_.capturing_ || walk_.tasks_[leaf].gradient.defined())
         return Tensor();
       return leaf->slot;
     }
     void set(int i, Tensor g) override {
       if (!needed(i)) return;
       Node& input = *node_.inputs[static_cast<size_t>(i)];
-      LOCKSTEP_CHECK(g.shape() == input.shape, ShapeError, "backward of ", node_.name(), ": the gradient of input ", i,
-                     " has shape ", g.shape(), ", the input ", input.shape);
-      // A gradient that is dy itself, or a view of it, or kept by the op, may be in use elsewhere too; one that
-      // was expanded cannot be added to.
+      LOCKSTEP_CHECK(g.shape() == input.shape, ShapeError, "backward of ", node_.name(),
+                     ": the gradient of input ", i, " has shape ", g.shape(), ", the input ",
+                     input.shape);
+      // A gradient that is dy itself, or a view of it, or kept by the op, may be in use elsewhere
+      // too; one that was expanded cannot be added to.
       const bool own = g.ref()->use_count() == 1 && g.storage().use_count() == 1 && !repeats(g);
       const Leaf* leaf = input.as_leaf();
-      walk_.receive(input, std::move(g), own || (leaf && leaf->slot.defined() && g.defined() && g.is_same(leaf->slot)));
+      walk_.receive(input, std::move(g),
+                    own || (leaf && leaf->slot.defined() && g.defined() && g.is_same(leaf->slot)));
     }
 
    private:
@@ -221,7 +235,9 @@ class Backward {
   }
 
   struct MadeEarlier {
-    bool operator()(const Ref<Node>& a, const Ref<Node>& b) const { return a->sequence < b->sequence; }
+    bool operator()(const Ref<Node>& a, const Ref<Node>& b) const {
+      return a->sequence < b->sequence;
+    }
   };
 
   bool retain_, create_, capturing_ = false;
@@ -233,15 +249,18 @@ class Backward {
 };
 
 Tensor start_gradient(const Tensor& y, const Tensor& given, const char* who) {
-  LOCKSTEP_CHECK(y.requires_grad(), AutogradError, who, ": the tensor does not require grad and has no graph behind it");
+  LOCKSTEP_CHECK(y.requires_grad(), AutogradError, who,
+                 ": the tensor does not require grad and has no graph behind it");
   if (!given.defined()) {
     LOCKSTEP_CHECK(y.numel() == 1, AutogradError, who, ": the tensor has shape ", y.shape(),
-                   "; only one element can start without a gradient; reduce it (mean, sum) or pass the gradient");
+                   "; only one element can start without a gradient; reduce it (mean, sum) or pass "
+                   "the gradient");
     return ones_like(y);
   }
-  LOCKSTEP_CHECK(given.shape() == y.shape(), ShapeError, who, ": the gradient has shape ", given.shape(), ", the tensor ",
-                 y.shape());
-  LOCKSTEP_CHECK(given.dtype() == y.dtype(), DTypeError, who, ": the gradient is ", given.dtype(), ", the tensor ", y.dtype());
+  LOCKSTEP_CHECK(given.shape() == y.shape(), ShapeError, who, ": the gradient has shape ",
+                 given.shape(), ", the tensor ", y.shape());
+  LOCKSTEP_CHECK(given.dtype() == y.dtype(), DTypeError, who, ": the gradient is ", given.dtype(),
+                 ", the tensor ", y.dtype());
   return given;
 }
 
@@ -256,19 +275,23 @@ namespace autograd {
 
 std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                          const std::vector<Tensor>& grad_outputs, GradOptions options) {
-  LOCKSTEP_CHECK(grad_outputs.empty() || grad_outputs.size() == outputs.size(), ValueError, "grad: ", outputs.size(),
-                 " outputs but ", grad_outputs.size(), " gradients");
+  LOCKSTEP_CHECK(grad_outputs.empty() || grad_outputs.size() == outputs.size(), ValueError,
+                 "grad: ", outputs.size(), " outputs but ", grad_outputs.size(), " gradients");
   std::vector<Tensor> starts;
   for (size_t i = 0; i < outputs.size(); ++i)
-    starts.push_back(start_gradient(outputs[i], grad_outputs.empty() ? Tensor() : grad_outputs[i], "grad"));
+    starts.push_back(
+        start_gradient(outputs[i], grad_outputs.empty() ? Tensor() : grad_outputs[i], "grad"));
   for (size_t i = 0; i < inputs.size(); ++i)
-    LOCKSTEP_CHECK(inputs[i].requires_grad(), AutogradError, "grad: input ", i, " does not require grad");
-  auto results = Backward(outputs, starts, &inputs, options.retain_graph, options.create_graph).run();
+    LOCKSTEP_CHECK(inputs[i].requires_grad(), AutogradError, "grad: input ", i,
+                   " does not require grad");
+  auto results =
+      Backward(outputs, starts, &inputs, options.retain_graph, options.create_graph).run();
   for (size_t i = 0; i < results.size(); ++i)  // an input that is listed twice
     for (size_t j = 0; j < i && !results[i].defined(); ++j)
       if (inputs[i].node() == inputs[j].node()) results[i] = results[j];
   for (size_t i = 0; i < results.size(); ++i)
-    LOCKSTEP_CHECK(results[i].defined() || options.allow_unused, AutogradError, "grad: no output depends on input ", i,
+    LOCKSTEP_CHECK(results[i].defined() || options.allow_unused, AutogradError,
+                   "grad: no output depends on input ", i,
                    "; pass {.allow_unused = true} to get an undefined tensor for it");
   return results;
 }

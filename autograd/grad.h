@@ -1,7 +1,8 @@
-// grad(): derivatives of outputs by chosen inputs, returned instead of collected in leaves. No leaf is
-// touched and no hook that follows accumulation fires.
+// grad(): derivatives of outputs by chosen inputs, returned instead of collected in leaves. No leaf
+// is touched and no hook that follows accumulation fires.
 //
-//   Tensor dx = autograd::grad({loss}, {x}, {}, {.create_graph = true})[0];   // differentiate dx again
+//   Tensor dx = autograd::grad({loss}, {x}, {}, {.create_graph = true})[0];   // differentiate dx
+//   again
 #pragma once
 
 #include <vector>
@@ -12,13 +13,16 @@ namespace lockstep::autograd {
 
 struct GradOptions {
   bool retain_graph = false;
-  bool create_graph = false;   // record the backward itself; implies retain_graph
-  bool allow_unused = false;   // an input that no output depends on gets an undefined tensor, not an error
+  bool create_graph = false;  // record the backward itself; implies retain_graph
+  bool allow_unused =
+      false;  // an input that no output depends on gets an undefined tensor, not an error
 };
 
-/// The gradients of sum_k <grad_outputs[k], outputs[k]> by each input. A grad_outputs that is empty or
-/// undefined stands for 1, and needs an output of one element.
-LOCKSTEP_API std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
-                                      const std::vector<Tensor>& grad_outputs = {}, GradOptions options = {});
+/// The gradients of sum_k <grad_outputs[k], outputs[k]> by each input. A grad_outputs that is empty
+/// or undefined stands for 1, and needs an output of one element.
+LOCKSTEP_API std::vector<Tensor> grad(const std::vector<Tensor>& outputs,
+                                      const std::vector<Tensor>& inputs,
+                                      const std::vector<Tensor>& grad_outputs = {},
+                                      GradOptions options = {});
 
 }  // namespace lockstep::autograd

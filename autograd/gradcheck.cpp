@@ -26,22 +26,24 @@ std::vector<Tensor> trainable(const std::vector<Tensor>& inputs) {
   return list;
 }
 
-/// The comparison; `recorded` takes the gradient as create_graph makes it, where an op leaves its kernels.
-void compare(const Differentiable& f, const std::vector<Tensor>& inputs, GradcheckOptions options, bool recorded) {
+/// The comparison; `recorded` takes the gradient as create_graph makes it, where an op leaves its
+/// kernels.
+void compare(const Differentiable& f, const std::vector<Tensor>& inputs, GradcheckOptions options,
+             bool recorded) {
   for (size_t i = 0; i < inputs.size(); ++i)
-    LOCKSTEP_CHECK(!inputs[i].requires_grad() || inputs[i].dtype() == DType::f64, DTypeError, "gradcheck: input ", i, " is ",
-                   inputs[i].dtype(), "; differences need f64");
+    LOCKSTEP_CHECK(!inputs[i].requires_grad() || inputs[i].dtype() == DType::f64, DTypeError,
+                   "gradcheck: input ", i, " is ", inputs[i].dtype(), "; differences need f64");
   const std::vector<Tensor> wanted = trainable(inputs);
   LOCKSTEP_CHECK(!wanted.empty(), AutogradError, "gradcheck: no input requires grad");
   const Tensor y = f(inputs);
   const Tensor v = weights(y, 0);
-  const auto gradients = grad({(y * v).sum()}, wanted, {}, {.create_graph = recorded, .allow_unused = true});
-  auto value = [&] {
-    return (f(inputs).detach() * v).sum().item<double>();
-  };
+  const auto gradients =
+      grad({(y * v).sum()}, wanted, {}, {.create_graph = recorded, .allow_unused = true});
+  auto value = [&] { return (f(inputs).detach() * v).sum().item<double>(); };
   for (size_t k = 0; k < wanted.size(); ++k) {
     const Tensor x = wanted[k].detach();  // the same bytes
-    const Tensor dx = gradients[k].defined() ? gradients[k].detach().contiguous() : zeros(x.shape(), {.dtype = DType::f64});
+    const Tensor dx = gradients[k].defined() ? gradients[k].detach().contiguous()
+                                             : zeros(x.shape(), {.dtype = DType::f64});
     LOCKSTEP_CHECK(x.is_contiguous(), ShapeError, "gradcheck: inputs must be contiguous");
     for (int64_t i = 0; i < x.numel(); ++i) {
       double* p = x.data<double>() + i;
@@ -52,31 +54,36 @@ void compare(const Differentiable& f, const std::vector<Tensor>& inputs, Gradche
       const double below = value();
       *p = at;
       const double numeric = (above - below) / (2 * options.step), analytic = dx.data<double>()[i];
-      LOCKSTEP_CHECK(std::abs(analytic - numeric) <= options.atol + options.rtol * std::abs(numeric), AutogradError,
-                     "gradcheck: by element ", i, " of the input ", k, " that requires grad ",
-                     recorded ? "a recorded backward gives " : "backward gives ", analytic, ", differences give ", numeric);
+      LOCKSTEP_CHECK(
+          std::abs(analytic - numeric) <= options.atol + options.rtol * std::abs(numeric),
+          AutogradError, "gradcheck: by element ", i, " of the input ", k, " that requires grad ",
+          recorded ? "a recorded backward gives " : "backward gives ", analytic,
+          ", differences give ", numeric);
     }
   }
 }
 
 }  // namespace
 
-void gradcheck(const Differentiable& f, const std::vector<Tensor>& inputs, GradcheckOptions options) {
+void gradcheck(const Differentiable& f, const std::vector<Tensor>& inputs,
+               GradcheckOptions options) {
   compare(f, inputs, options, false);
 }
 
-void gradgradcheck(const Differentiable& f, const std::vector<Tensor>& inputs, GradcheckOptions options) {
+void gradgradcheck(const Differentiable& f, const std::vector<Tensor>& inputs,
+                   GradcheckOptions options) {
   compare(f, inputs, options, true);
   compare(
       [&](const std::vector<Tensor>& in) {
         const Tensor y = f(in);
         Tensor total = scalar(0, {.dtype = DType::f64});
         uint64_t offset = 1;
-        const auto gradients =
-            grad({(y * weights(y, 0)).sum()}, trainable(in), {}, {.create_graph = true, .allow_unused = true});
+        const auto gradients = grad({(y * weights(y, 0)).sum()}, trainable(in), {},
+                                    {.create_graph = true, .allow_unused = true});
         for (const Tensor& g : gradients)
           if (g.defined()) total = total + (g * weights(g, offset++)).sum();
-        // A gradient that does not depend on the inputs has no graph; the second derivative is then zero.
+        // A gradient that does not depend on the inputs has no graph; the second derivative is then
+        // zero.
         for (const Tensor& x : trainable(in)) total = total + (x * 0.0).sum();
         return total;
       },

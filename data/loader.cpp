@@ -128,8 +128,8 @@ struct EpochRun::Body {
                   random);
     } catch (Error& e) {
       e.add_context(str_cat("in Loader: batch ", i, " of epoch ", random.epoch, ", samples ",
-                        order[static_cast<size_t>(part.begin)], ", ... (", part.size(),
-                        " of them)"));
+                            order[static_cast<size_t>(part.begin)], ", ... (", part.size(),
+                            " of them)"));
       throw;
     }
   }

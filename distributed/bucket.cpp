@@ -12,7 +12,8 @@ int64_t padded(int64_t elements, DType dtype) {
 
 }  // namespace
 
-std::vector<Bucket> plan_buckets(const std::vector<Replicated>& parameters, const std::vector<int>& order, BucketCaps caps) {
+std::vector<Bucket> plan_buckets(const std::vector<Replicated>& parameters,
+                                 const std::vector<int>& order, BucketCaps caps) {
   std::vector<Bucket> done, open;  // at most one open bucket for each dtype and device
   auto limit = [&](const Bucket&) { return done.empty() ? caps.first_bytes : caps.cap_bytes; };
   for (int i : order) {
@@ -22,7 +23,9 @@ std::vector<Bucket> plan_buckets(const std::vector<Replicated>& parameters, cons
       return b.dtype == p.dtype() && other.device() == p.device();
     };
     auto it = std::find_if(open.begin(), open.end(), fits);
-    if (it == open.end()) it = open.insert(open.end(), Bucket{.parameters = {}, .dtype = p.dtype(), .flat = {}, .label = {}});
+    if (it == open.end())
+      it = open.insert(open.end(),
+                       Bucket{.parameters = {}, .dtype = p.dtype(), .flat = {}, .label = {}});
     it->parameters.push_back(i);
     it->elements += padded(p.numel(), p.dtype());
     if (it->bytes() >= limit(*it)) {
@@ -40,10 +43,11 @@ std::vector<Bucket> plan_buckets(const std::vector<Replicated>& parameters, cons
   return done;
 }
 
-void place_buckets(ProcessGroup& group, const std::vector<Replicated>& parameters, std::vector<Bucket>& buckets,
-                   std::vector<Tensor>& slots) {
+void place_buckets(ProcessGroup& group, const std::vector<Replicated>& parameters,
+                   std::vector<Bucket>& buckets, std::vector<Tensor>& slots) {
   slots.resize(parameters.size());
-  std::vector<Ref<Storage>> memory;  // all of it before anything moves: a failure leaves the old layout whole
+  std::vector<Ref<Storage>>
+      memory;  // all of it before anything moves: a failure leaves the old layout whole
   for (Bucket& b : buckets) memory.push_back(group.allocate(std::max<size_t>(b.bytes(), 64)));
   for (size_t k = 0; k < buckets.size(); ++k) {
     Bucket& b = buckets[k];
@@ -57,9 +61,12 @@ void place_buckets(ProcessGroup& group, const std::vector<Replicated>& parameter
     int64_t offset = 0;
     for (int i : b.parameters) {
       const Tensor& p = parameters[static_cast<size_t>(i)].parameter;
-      char* bytes = static_cast<char*>(memory[k]->data()) + static_cast<size_t>(offset) * size_of(b.dtype);
-      // A Storage of its own gives the slot its own version counter: a write to a neighbour is none to it.
-      Tensor fresh = from_blob(bytes, p.shape(), {.dtype = b.dtype, .device = p.device()}, [keep = memory[k]] {});
+      char* bytes =
+          static_cast<char*>(memory[k]->data()) + static_cast<size_t>(offset) * size_of(b.dtype);
+      // A Storage of its own gives the slot its own version counter: a write to a neighbour is none
+      // to it.
+      Tensor fresh = from_blob(bytes, p.shape(), {.dtype = b.dtype, .device = p.device()},
+                               [keep = memory[k]] {});
       Tensor& slot = slots[static_cast<size_t>(i)];
       if (slot.defined()) {
         fresh.copy_(slot);

@@ -13,16 +13,19 @@ size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel()) * size_
 
 /// A contiguous tensor of t's shape over packed bytes.
 Tensor part(const Tensor& bytes, size_t offset, const Tensor& t) {
-  return from_blob(bytes.data<uint8_t>() + offset, t.shape(), {.dtype = t.dtype(), .device = t.device()});
+  return from_blob(bytes.data<uint8_t>() + offset, t.shape(),
+                   {.dtype = t.dtype(), .device = t.device()});
 }
 
 std::string describe(const NamedTensors& parameters, const NamedTensors& buffers) {
   std::string text;
   auto add = [&](const auto& entry, std::string_view kind) {
     const Tensor& t = entry.second;
-    text += str_cat(entry.first, ": ", kind, ' ', t.dtype(), ' ', t.shape(), " strides ", t.strides(), '\n');
+    text += str_cat(entry.first, ": ", kind, ' ', t.dtype(), ' ', t.shape(), " strides ",
+                    t.strides(), '\n');
   };
-  for (const auto& p : parameters) add(p, p.second.requires_grad() ? "trainable parameter" : "frozen parameter");
+  for (const auto& p : parameters)
+    add(p, p.second.requires_grad() ? "trainable parameter" : "frozen parameter");
   for (const auto& b : buffers) add(b, "buffer");
   return text;
 }
@@ -34,7 +37,8 @@ int64_t hash(std::string_view text) {  // FNV-1a
 }
 
 std::string_view line(std::string_view text, size_t i) {
-  for (; i > 0 && !text.empty(); --i) text.remove_prefix(std::min(text.size(), text.find('\n') + 1));
+  for (; i > 0 && !text.empty(); --i)
+    text.remove_prefix(std::min(text.size(), text.find('\n') + 1));
   return text.substr(0, text.find('\n'));
 }
 
@@ -73,10 +77,12 @@ void unpack_fresh(const Tensor& bytes, const NamedTensors& tensors) {
   }
 }
 
-void verify_same_module(ProcessGroup& group, const NamedTensors& parameters, const NamedTensors& buffers) {
+void verify_same_module(ProcessGroup& group, const NamedTensors& parameters,
+                        const NamedTensors& buffers) {
   const std::string mine = describe(parameters, buffers);
   const auto counts = [](const NamedTensors& list) { return static_cast<int64_t>(list.size()); };
-  const Tensor facts = tensor<int64_t>({hash(mine), static_cast<int64_t>(mine.size()), counts(parameters), counts(buffers)});
+  const Tensor facts = tensor<int64_t>(
+      {hash(mine), static_cast<int64_t>(mine.size()), counts(parameters), counts(buffers)});
   Tensor all = empty({group.size(), 4}, {.dtype = DType::i64});
   group.all_gather(all, facts, {.label = "DDP's comparison of modules"})->wait();
   int odd = 0;
@@ -88,7 +94,8 @@ void verify_same_module(ProcessGroup& group, const NamedTensors& parameters, con
   }
   if (odd == 0) return;
 
-  Tensor text = zeros({longest}, {.dtype = DType::u8}), texts = empty({group.size(), longest}, {.dtype = DType::u8});
+  Tensor text = zeros({longest}, {.dtype = DType::u8}),
+         texts = empty({group.size(), longest}, {.dtype = DType::u8});
   std::memcpy(text.data<uint8_t>(), mine.data(), mine.size());
   group.all_gather(texts, text, {.label = "DDP's comparison of modules"})->wait();
   auto of_rank = [&](int r) {
@@ -101,9 +108,10 @@ void verify_same_module(ProcessGroup& group, const NamedTensors& parameters, con
     const std::string_view l = line(of_rank(r), i);
     return l.empty() ? std::string("nothing more") : str_cat('"', l, '"');
   };
-  fail<DistError>("DistributedDataParallel: the module differs between ranks: rank 0 has ", f[2], " parameters and ", f[3],
-                  " buffers, rank ", odd, " has ", f[odd * 4 + 2], " and ", f[odd * 4 + 3], "; the first difference is ",
-                  entry(0), " on rank 0, ", entry(odd), " on rank ", odd, "; build the same module on every rank");
+  fail<DistError>("DistributedDataParallel: the module differs between ranks: rank 0 has ", f[2],
+                  " parameters and ", f[3], " buffers, rank ", odd, " has ", f[odd * 4 + 2],
+                  " and ", f[odd * 4 + 3], "; the first difference is ", entry(0), " on rank 0, ",
+                  entry(odd), " on rank ", odd, "; build the same module on every rank");
 }
 
 }  // namespace lockstep::dist

@@ -1,4 +1,5 @@
-// Many tensors as one: agreement on a module across ranks, and the transfer of its values in one piece.
+// Many tensors as one: agreement on a module across ranks, and the transfer of its values in one
+// piece.
 #pragma once
 
 #include <string>
@@ -15,11 +16,13 @@ using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 Tensor pack(const NamedTensors& tensors);
 /// Writes packed bytes back into the tensors' own memory.
 void unpack(const Tensor& bytes, const NamedTensors& tensors);
-/// Puts packed bytes into fresh storage behind the tensors, so that what was saved of the old stays.
+/// Puts packed bytes into fresh storage behind the tensors, so that what was saved of the old
+/// stays.
 void unpack_fresh(const Tensor& bytes, const NamedTensors& tensors);
 
-/// Compares names, dtypes, shapes, strides, trainability and order of all entries across ranks. On a
-/// difference every rank throws a DistError with both counts and the first entry that differs.
-void verify_same_module(ProcessGroup& group, const NamedTensors& parameters, const NamedTensors& buffers);
+/// Compares names, dtypes, shapes, strides, trainability and order of all entries across ranks. On
+/// a difference every rank throws a DistError with both counts and the first entry that differs.
+void verify_same_module(ProcessGroup& group, const NamedTensors& parameters,
+                        const NamedTensors& buffers);
 
 }  // namespace lockstep::dist

@@ -66,7 +66,7 @@ bool Communicator::advance(std::vector<std::shared_ptr<Operation>>& finished) {
     for (const auto& op : operations_)
       if (!op->over())
         op->fail(str_cat(op->named().text(), ": ", area_.poison_text(),
-                     "; last completed: ", last_completed_.text()));
+                         "; last completed: ", last_completed_.text()));
   std::erase_if(operations_, [&](const std::shared_ptr<Operation>& op) {
     if (!op->over()) return false;
     if (!op->failed()) last_completed_ = op->named();
@@ -202,7 +202,7 @@ std::vector<std::vector<std::byte>> Communicator::collect(uint64_t epoch) {
                   const int late = missing();
                   if (late >= 0 && Clock::now() >= deadline)
                     poison(str_cat("rank ", late, " did not post its record of epoch ", epoch,
-                               " within ", timeout_.count(), " ms"));
+                                   " within ", timeout_.count(), " ms"));
                   if (late >= 0 && !usable()) refuse(str_cat("collect of epoch ", epoch));
                 });
   std::vector<std::vector<std::byte>> records;

@@ -1,13 +1,14 @@
-// DistributedDataParallel: trains one module on many ranks. It starts every rank from rank 0's values, and a
-// backward through it returns with each gradient averaged over all ranks; buckets of gradients are reduced
-// while the rest of backward still runs.
+// DistributedDataParallel: trains one module on many ranks. It starts every rank from rank 0's
+// values, and a backward through it returns with each gradient averaged over all ranks; buckets of
+// gradients are reduced while the rest of backward still runs.
 //
 //   dist::DistributedDataParallel net{Net{}, dist::init()};
 //   cross_entropy(net(x), y).backward();        // every rank now holds the same gradients
 //
-// Gradient accumulation: run forward and backward of all micro-batches but the last under no_sync().
-//   { auto guard = net.no_sync();  loss(net(x1)).backward(); }      // stays on this rank
-//   loss(net(x2)).backward();                                       // reduces the sum of both, once
+// Gradient accumulation: run forward and backward of all micro-batches but the last under
+// no_sync().
+//   { auto guard = net.no_sync();  loss(net(x1)).backward(); }   // stays on this rank
+//   loss(net(x2)).backward();                                    // reduces both, once
 // At world size 1 the wrapper attaches nothing and costs nothing.
 #pragma once
 
@@ -38,7 +39,8 @@ class NoSyncGuard {
 /// While it lives, this thread's random draws (dropout masks) belong to a rank.
 class RankStream {
  public:
-  explicit RankStream(int rank) : before_(std::exchange(default_generator().stream, static_cast<uint64_t>(rank))) {}
+  explicit RankStream(int rank)
+      : before_(std::exchange(default_generator().stream, static_cast<uint64_t>(rank))) {}
   ~RankStream() { default_generator().stream = before_; }
   RankStream(const RankStream&) = delete;
 
@@ -55,7 +57,8 @@ class DistributedDataParallel {
     connect(group, options);
   }
   /// Wraps a module that lives elsewhere, at least as long as this.
-  DistributedDataParallel(M& module, Group group, DistributedDataParallelOptions options = {}) : module_(&module) {
+  DistributedDataParallel(M& module, Group group, DistributedDataParallelOptions options = {})
+      : module_(&module) {
     connect(group, options);
   }
 
@@ -82,8 +85,11 @@ class DistributedDataParallel {
   void zero_grad(bool set_to_none = true) { module_->zero_grad(set_to_none); }
 
   /// `on` = false makes a guard that does nothing: `auto guard = net.no_sync(!last_of_window);`
-  [[nodiscard]] NoSyncGuard no_sync(bool on = true) { return NoSyncGuard(on ? reducer_.get() : nullptr); }
-  /// Makes every rank's buffers (running statistics) rank 0's. A collective call; backward does it as well.
+  [[nodiscard]] NoSyncGuard no_sync(bool on = true) {
+    return NoSyncGuard(on ? reducer_.get() : nullptr);
+  }
+  /// Makes every rank's buffers (running statistics) rank 0's. A collective call; backward does it
+  /// as well.
   void sync_buffers() {
     if (reducer_) reducer_->sync_buffers();
   }
@@ -95,7 +101,8 @@ class DistributedDataParallel {
     if (group.size() == 1) return;
     rank_ = group.rank();
     reducer_ = std::make_unique<Reducer>(
-        group.shared(), module_->named_parameters(), [m = module_] { return m->named_buffers(); }, options);
+        group.shared(), module_->named_parameters(), [m = module_] { return m->named_buffers(); },
+        options);
   }
 
   std::unique_ptr<M> owned_;

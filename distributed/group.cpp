@@ -49,8 +49,8 @@ Group init(const InitOptions& options) {
     filled.join_timeout = Milliseconds(static_cast<int64_t>(
         1000 * join_timeout_seconds([](const char* n) { return std::getenv(n); })));
   std::shared_ptr<ProcessGroup> group = make_group(env, filled);
-  log_info(str_cat("rank ", env.rank, " of ", env.size, ", launched by ", env.launcher, ", backend ",
-               group->backend()));
+  log_info(str_cat("rank ", env.rank, " of ", env.size, ", launched by ", env.launcher,
+                   ", backend ", group->backend()));
   set_default_group(group, env.local_rank);
   return Group(std::move(group), env.local_rank);
 }

@@ -25,7 +25,7 @@ int processors() {
 
 std::string make_run_id() {
   return str_cat("lockstep-", getpid(), "-",
-             std::chrono::system_clock::now().time_since_epoch().count());
+                 std::chrono::system_clock::now().time_since_epoch().count());
 }
 
 int free_port() {

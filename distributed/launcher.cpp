@@ -255,7 +255,8 @@ void Launcher::fail_with(const Rank& rank, int status) {
   code_ = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   std::string text = str_cat("lockstep-run: rank ", rank.rank, " (pid ", rank.pid, ") ");
   if (WIFSIGNALED(status))
-    text += str_cat("was killed by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")");
+    text +=
+        str_cat("was killed by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")");
   else
     text += str_cat("failed with exit code ", WEXITSTATUS(status));
   if (told_by_) text += str_cat(", after ", strsignal(told_by_), " to all ranks");

@@ -23,7 +23,8 @@ void run_on_main(const Group& group, const std::function<void()>& f) {
   if (group.is_main()) std::memcpy(bytes.data_ptr(), text.data(), text.size());
   group.broadcast(bytes, 0, {.label = "the error of rank 0"});
   if (error) std::rethrow_exception(error);
-  fail<DistError>("rank 0 failed: ", std::string_view(static_cast<const char*>(bytes.data_ptr()), static_cast<size_t>(bytes.numel())));
+  fail<DistError>("rank 0 failed: ", std::string_view(static_cast<const char*>(bytes.data_ptr()),
+                                                      static_cast<size_t>(bytes.numel())));
 }
 
 }  // namespace lockstep::dist

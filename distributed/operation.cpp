@@ -119,10 +119,10 @@ void Operation::compare() {
     const Call& theirs = area.call(call_.sequence, r);
     if (!call_.agrees_with(theirs)) {
       const bool lower = rank_ < r;
-      communicator_->poison(str_cat("ranks disagree: rank ", lower ? rank_ : r, " called ",
-                                (lower ? call_ : theirs).text(), ", rank ", lower ? r : rank_,
-                                " called ", (lower ? theirs : call_).text(),
-                                "; all ranks must call the same collectives in the same order"));
+      communicator_->poison(str_cat(
+          "ranks disagree: rank ", lower ? rank_ : r, " called ", (lower ? call_ : theirs).text(),
+          ", rank ", lower ? r : rank_, " called ", (lower ? theirs : call_).text(),
+          "; all ranks must call the same collectives in the same order"));
       return;
     }
     if (theirs.allocation)
@@ -232,7 +232,7 @@ bool Operation::needs(int rank) const {
 std::string NamedCall::text() const {
   if (call.sequence == 0) return "nothing";
   return str_cat(call.text(), ", sequence number ", call.sequence,
-             label.empty() ? std::string() : str_cat(" (", label, ")"));
+                 label.empty() ? std::string() : str_cat(" (", label, ")"));
 }
 
 std::string Operation::deadline_text() const {
@@ -249,8 +249,8 @@ std::string Operation::deadline_text() const {
     who = "all ranks arrived but not all finished";
   else
     who = str_cat(ranks > 1 ? "ranks " : "rank ", who, " did not arrive");
-  return str_cat(who, " within ", timeout_.count(), " ms (rank ", rank_, " waited in ", named().text(),
-             ")");
+  return str_cat(who, " within ", timeout_.count(), " ms (rank ", rank_, " waited in ",
+                 named().text(), ")");
 }
 
 }  // namespace lockstep::dist

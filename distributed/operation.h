@@ -3,9 +3,10 @@
 // the tensor itself is shared), chunks are combined or read by whoever may, and a rank *takes* the
 // results into its own tensor.
 //
-//   all_reduce   all offer; anybody claims a chunk that all have offered and combines it for
-//   everybody broadcast    the root offers, the others take all_gather   all offer, all take from
-//   all barrier      no chunks: complete when all have arrived and their calls agree
+//   all_reduce   all offer; anybody claims a chunk that all have offered, and combines it for all
+//   broadcast    the root offers, the others take
+//   all_gather   all offer, all take from all
+//   barrier      no chunks: complete when all have arrived and their calls agree
 #pragma once
 
 #include <atomic>

@@ -18,7 +18,8 @@ double DdpStats::overlap() const {
 
 // ---- construction ----
 
-Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters, std::function<NamedTensors()> current_buffers,
+Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
+                 std::function<NamedTensors()> current_buffers,
                  DistributedDataParallelOptions options)
     : group_(group->child()), current_buffers_(std::move(current_buffers)), options_(options) {
   const NamedTensors buffers = current_buffers_();
@@ -33,16 +34,19 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters, s
   for (auto& [name, p] : parameters)
     if (p.requires_grad()) parameters_.push_back({name, p, Ref<Leaf>(p.leaf())});
   LOCKSTEP_CHECK(!parameters_.empty(), DistError,
-                 "DistributedDataParallel: the module has no parameter that requires grad; use it without the wrapper");
+                 "DistributedDataParallel: the module has no parameter that requires grad; use it "
+                 "without the wrapper");
   for (const Replicated& p : parameters_)
     LOCKSTEP_CHECK(!p.leaf->watcher, DistError, "DistributedDataParallel: ", p.name,
                    " already belongs to another DistributedDataParallel; wrap a module once");
 
   const size_t n = parameters_.size();
   std::vector<int> order(n);
-  for (size_t i = 0; i < n; ++i) order[i] = static_cast<int>(n - 1 - i);  // backward reaches the last first
+  for (size_t i = 0; i < n; ++i)
+    order[i] = static_cast<int>(n - 1 - i);  // backward reaches the last first
   auto bytes = [](double mb) { return static_cast<size_t>(std::max(0.0, mb) * 1024 * 1024); };
-  buckets_ = plan_buckets(parameters_, order, {bytes(options_.first_bucket_mb), bytes(options_.bucket_cap_mb)});
+  buckets_ = plan_buckets(parameters_, order,
+                          {bytes(options_.first_bucket_mb), bytes(options_.bucket_cap_mb)});
   place_buckets(*group_, parameters_, buckets_, slots_);
   for (std::vector<char>* flags : {&reached_, &arrived_, &unreduced_}) flags->assign(n, 0);
   for (size_t i = 0; i < n; ++i) {
@@ -55,7 +59,8 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters, s
 Reducer::~Reducer() {
   for (Replicated& p : parameters_) {
     // The gradient moves out of the group's memory, which goes with this object.
-    if (p.leaf->gradient.defined() && p.leaf->gradient.is_same(p.leaf->slot)) p.leaf->gradient = p.leaf->slot.clone();
+    if (p.leaf->gradient.defined() && p.leaf->gradient.is_same(p.leaf->slot))
+      p.leaf->gradient = p.leaf->slot.clone();
     p.leaf->slot = Tensor();
     p.leaf->watcher = nullptr;
   }
@@ -80,22 +85,27 @@ void Reducer::decide_phase() {
   if (flag_ != Flag::unset && flag_versions_ != parameter_versions()) flag_ = Flag::unset;
   if (flag_ == Flag::unset) {
     if (!std::exchange(warned_bypass_, true))
-      warn("DDP: a backward reached the module's parameters without a forward through DistributedDataParallel since they last "
-           "changed; its gradients stay on rank ", group_->rank(), "; call the wrapper, not the inner module");
+      warn(
+          "DDP: a backward reached the module's parameters without a forward through "
+          "DistributedDataParallel since they last "
+          "changed; its gradients stay on rank ",
+          group_->rank(), "; call the wrapper, not the inner module");
     phase_ = Phase::local;
     return;
   }
   phase_ = flag_ == Flag::sync ? Phase::syncing : Phase::local;
   if ((no_sync_depth_ > 0) != (flag_ == Flag::local) && !std::exchange(warned_scope_, true))
     warn("DDP: forward ran ", flag_ == Flag::local ? "inside" : "outside", " no_sync and backward ",
-         flag_ == Flag::local ? "outside" : "inside", "; the forward decides, so the gradients are ",
+         flag_ == Flag::local ? "outside" : "inside",
+         "; the forward decides, so the gradients are ",
          flag_ == Flag::local ? "not reduced" : "reduced");
 }
 
 // ---- one backward ----
 
 void Reducer::backward_starts(std::span<Leaf* const> reached) {
-  LOCKSTEP_CHECK(phase_ == Phase::idle, DistError, "DDP: a backward started inside a backward of the same module");
+  LOCKSTEP_CHECK(phase_ == Phase::idle, DistError,
+                 "DDP: a backward started inside a backward of the same module");
   decide_phase();
   reset_round(reached);
 }
@@ -137,7 +147,8 @@ void Reducer::leaf_ready(Leaf& leaf) {
   while (next_launch_ < buckets_.size() && pending_[next_launch_] == 0) launch(next_launch_++);
 }
 
-/// A parameter that this backward gave nothing goes into the reduction with the gradient it has, or zero.
+/// A parameter that this backward gave nothing goes into the reduction with the gradient it has, or
+/// zero.
 void Reducer::fill_without_arrival(int parameter) {
   const auto i = static_cast<size_t>(parameter);
   NoGradGuard guard;
@@ -155,21 +166,24 @@ void Reducer::launch(size_t b) {
   for (int i : bucket.parameters)
     if (!arrived_[static_cast<size_t>(i)]) fill_without_arrival(i);
   if (b == 0) {
-    ControlRecord record{.forwards = forwards_, .local_backwards = local_backwards_, .used = reached_};
+    ControlRecord record{
+        .forwards = forwards_, .local_backwards = local_backwards_, .used = reached_};
     for (size_t i = 0; i < record.used.size(); ++i) record.used[i] |= unreduced_[i];
     group_->post(++epoch_, record.encode());
   }
   auto& trace = stats_.buckets[b];
   trace.bytes = bucket.bytes();
   trace.launched_after = stats_.arrivals;
-  for (int i : bucket.parameters) trace.parameters.push_back(parameters_[static_cast<size_t>(i)].name);
+  for (int i : bucket.parameters)
+    trace.parameters.push_back(parameters_[static_cast<size_t>(i)].name);
   works_.push_back(group_->all_reduce(bucket.flat, ReduceOp::avg, {.label = bucket.label}));
   if (b + 1 == buckets_.size()) send_buffers();
 }
 
 void Reducer::note_completed() {
   for (size_t b = 0; b < works_.size(); ++b)
-    if (stats_.buckets[b].completed_after < 0 && works_[b]->is_completed()) stats_.buckets[b].completed_after = stats_.arrivals;
+    if (stats_.buckets[b].completed_after < 0 && works_[b]->is_completed())
+      stats_.buckets[b].completed_after = stats_.arrivals;
 }
 
 void Reducer::backward_ends(bool failed) {
@@ -188,7 +202,8 @@ void Reducer::backward_ends(bool failed) {
     }
     return;
   }
-  // Nothing is posted before the first launch: the next synchronised backward takes this one's place.
+  // Nothing is posted before the first launch: the next synchronised backward takes this one's
+  // place.
   if (works_.empty()) return;
   std::string reason = "an exception";
   try {
@@ -210,8 +225,10 @@ void Reducer::finish_round() {
   for (const WorkPtr& work : works_) work->wait();
   if (buffer_work_) buffer_work_->wait();
   std::vector<ControlRecord> records;
-  for (const auto& bytes : group_->collect(epoch_)) records.push_back(ControlRecord::decode(bytes, parameters_.size()));
-  stats_.final_wait = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  for (const auto& bytes : group_->collect(epoch_))
+    records.push_back(ControlRecord::decode(bytes, parameters_.size()));
+  stats_.final_wait =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   ++stats_.synchronised_backwards;
   settle_gradients(records);
   if (buffer_work_) take_buffers();
@@ -226,7 +243,8 @@ void Reducer::finish_round() {
 void Reducer::settle_gradients(const std::vector<ControlRecord>& records) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Leaf& leaf = *parameters_[i].leaf;
-    if (std::any_of(records.begin(), records.end(), [&](const ControlRecord& r) { return r.used[i]; })) {
+    if (std::any_of(records.begin(), records.end(),
+                    [&](const ControlRecord& r) { return r.used[i]; })) {
       leaf.gradient = slots_[i];
     } else if (kept_[i].defined() && leaf.gradient.is_same(slots_[i])) {
       slots_[i].copy_(kept_[i]);  // used by nobody: as if this backward had not been
@@ -236,16 +254,19 @@ void Reducer::settle_gradients(const std::vector<ControlRecord>& records) {
 
 void Reducer::check_records(const std::vector<ControlRecord>& records) {
   for (size_t r = 1; r < records.size(); ++r)
-    if (records[r].local_backwards != records[0].local_backwards && group_->rank() == 0 && !std::exchange(warned_counts_, true))
-      warn("DDP: rank 0 accumulated ", records[0].local_backwards, " local backwards before this reduction, rank ", r, " ",
-           records[r].local_backwards, "; the average weighs them alike");
+    if (records[r].local_backwards != records[0].local_backwards && group_->rank() == 0 &&
+        !std::exchange(warned_counts_, true))
+      warn("DDP: rank 0 accumulated ", records[0].local_backwards,
+           " local backwards before this reduction, rank ", r, " ", records[r].local_backwards,
+           "; the average weighs them alike");
   if (options_.find_unused_parameters) return;
   std::string missing;
   for (size_t r = 0; r < records.size(); ++r) {
     std::string names;
     for (size_t i = 0; i < parameters_.size(); ++i)
       if (!records[r].used[i]) names += (names.empty() ? "" : ", ") + parameters_[i].name;
-    if (!names.empty()) missing += str_cat(missing.empty() ? "" : "; ", names, " received no gradient on rank ", r);
+    if (!names.empty())
+      missing += str_cat(missing.empty() ? "" : "; ", names, " received no gradient on rank ", r);
   }
   LOCKSTEP_CHECK(missing.empty(), DistError, "DDP: ", missing,
                  "; set find_unused_parameters or use every output of forward in the loss");
@@ -261,9 +282,11 @@ void Reducer::rebuild_buckets() {
   group_->broadcast(agreed, 0, {.label = "DDP's order of buckets"})->wait();
   const auto order0 = agreed.to_vector<int>();
   auto bytes = [](double mb) { return static_cast<size_t>(std::max(0.0, mb) * 1024 * 1024); };
-  auto planned = plan_buckets(parameters_, order0, {bytes(options_.first_bucket_mb), bytes(options_.bucket_cap_mb)});
-  const bool same = std::equal(planned.begin(), planned.end(), buckets_.begin(), buckets_.end(),
-                               [](const Bucket& a, const Bucket& b) { return a.parameters == b.parameters; });
+  auto planned = plan_buckets(parameters_, order0,
+                              {bytes(options_.first_bucket_mb), bytes(options_.bucket_cap_mb)});
+  const bool same =
+      std::equal(planned.begin(), planned.end(), buckets_.begin(), buckets_.end(),
+                 [](const Bucket& a, const Bucket& b) { return a.parameters == b.parameters; });
   if (same) return;
   NoGradGuard guard;
   try {
@@ -281,7 +304,8 @@ void Reducer::send_buffers() {
   const NamedTensors buffers = current_buffers_();
   if (buffers.empty()) return;
   buffer_bytes_ = pack(buffers);
-  buffer_work_ = group_->broadcast(buffer_bytes_, 0, {.label = "DDP's broadcast of rank 0's buffers"});
+  buffer_work_ =
+      group_->broadcast(buffer_bytes_, 0, {.label = "DDP's broadcast of rank 0's buffers"});
 }
 void Reducer::take_buffers() {
   if (group_->rank() != 0) unpack_fresh(buffer_bytes_, current_buffers_());

@@ -1,5 +1,6 @@
-// Reducer: the machine inside DistributedDataParallel. It watches a module's leaves, launches each bucket's
-// all-reduce as soon as backward has filled it, and returns from backward with every gradient averaged.
+// Reducer: the machine inside DistributedDataParallel. It watches a module's leaves, launches each
+// bucket's all-reduce as soon as backward has filled it, and returns from backward with every
+// gradient averaged.
 #pragma once
 
 #include <functional>
@@ -8,47 +9,52 @@
 #include <vector>
 
 #include <lockstep/distributed/bucket.h>
-#include <lockstep/distributed/control_record.h>
 #include <lockstep/distributed/coalesce.h>
+#include <lockstep/distributed/control_record.h>
 #include <lockstep/distributed/process_group.h>
 #include <lockstep/tensor/node.h>
 
 namespace lockstep::dist {
 
 struct DistributedDataParallelOptions {
-  double bucket_cap_mb = 25;             // MiB of gradients in a bucket
-  double first_bucket_mb = 1;            // the first to be ready is small, so that reduction starts early
-  bool find_unused_parameters = false;   // parameters may stay without gradient on some ranks
-  bool broadcast_buffers = true;         // rank 0's buffers reach the others in every synchronised backward
-  bool init_sync = true;                 // verify the module and broadcast rank 0's values at construction
+  double bucket_cap_mb = 25;   // MiB of gradients in a bucket
+  double first_bucket_mb = 1;  // the first to be ready is small, so that reduction starts early
+  bool find_unused_parameters = false;  // parameters may stay without gradient on some ranks
+  bool broadcast_buffers =
+      true;               // rank 0's buffers reach the others in every synchronised backward
+  bool init_sync = true;  // verify the module and broadcast rank 0's values at construction
 };
 
-/// What the last synchronised backward did, bucket by bucket, counted in gradients that had arrived.
+/// What the last synchronised backward did, bucket by bucket, counted in gradients that had
+/// arrived.
 struct DdpStats {
   struct BucketTrace {
     size_t bytes = 0;
     std::vector<std::string> parameters;
-    int launched_after = 0;    // gradients there when its all-reduce was launched
-    int completed_after = -1;  // gradients there when it was first seen complete; -1: only at the end
+    int launched_after = 0;  // gradients there when its all-reduce was launched
+    int completed_after =
+        -1;  // gradients there when it was first seen complete; -1: only at the end
   };
   std::vector<BucketTrace> buckets;
-  int arrivals = 0;            // gradients that backward produced
-  double final_wait = 0;       // seconds spent waiting after backward's last node
+  int arrivals = 0;       // gradients that backward produced
+  double final_wait = 0;  // seconds spent waiting after backward's last node
   int64_t synchronised_backwards = 0, local_backwards = 0;
-  size_t gradient_bytes = 0;   // memory of all buckets
+  size_t gradient_bytes = 0;  // memory of all buckets
   /// Bytes of buckets that were complete before the last gradient arrived, over all bytes.
   double overlap() const;
 };
 
 class LOCKSTEP_API Reducer final : public BackwardWatcher {
  public:
-  /// `parameters` and `buffers` in registration order, tied ones once. `current_buffers` lists the buffers
-  /// as they are at the time of the call. Throws on every rank when the ranks' modules differ.
-  Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters, std::function<NamedTensors()> current_buffers,
-          DistributedDataParallelOptions options);
+  /// `parameters` and `buffers` in registration order, tied ones once. `current_buffers` lists the
+  /// buffers as they are at the time of the call. Throws on every rank when the ranks' modules
+  /// differ.
+  Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
+          std::function<NamedTensors()> current_buffers, DistributedDataParallelOptions options);
   ~Reducer() override;
 
-  /// A forward of the wrapped module is about to run: it decides whether the next backward is synchronised.
+  /// A forward of the wrapped module is about to run: it decides whether the next backward is
+  /// synchronised.
   void forward_starts();
   /// Enters (+1) or leaves (-1) a no_sync scope.
   void no_sync(int by) { no_sync_depth_ += by; }
@@ -95,11 +101,11 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   // ---- of the backward under way ----
   Phase phase_ = Phase::idle;
   uint64_t epoch_ = 0;
-  std::vector<char> reached_, arrived_;     // by parameter
-  std::vector<char> unreduced_;             // by parameter: holds contributions of local backwards
-  std::vector<int> pending_;                // by bucket: gradients not there yet
+  std::vector<char> reached_, arrived_;  // by parameter
+  std::vector<char> unreduced_;          // by parameter: holds contributions of local backwards
+  std::vector<int> pending_;             // by bucket: gradients not there yet
   std::vector<int> arrival_order_;
-  std::vector<Tensor> kept_;                // by parameter: the gradient that an unused one held
+  std::vector<Tensor> kept_;  // by parameter: the gradient that an unused one held
   size_t next_launch_ = 0;
   std::vector<WorkPtr> works_;
   WorkPtr buffer_work_;

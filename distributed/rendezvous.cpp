@@ -41,8 +41,8 @@ class ProcessPeers final : public Peers {
     Message verdict(Message::go);
     for (int r = 1; r < size() && verdict.kind == Message::go; ++r) {
       try {
-        const Message report =
-            next_message(meeting_.links[static_cast<size_t>(r)].get(), deadline, str_cat("rank ", r));
+        const Message report = next_message(meeting_.links[static_cast<size_t>(r)].get(), deadline,
+                                            str_cat("rank ", r));
         if (report.kind != Message::ready) verdict = report;
       } catch (const DistError& e) {
         verdict = Message(Message::refused, e.what());
@@ -135,7 +135,7 @@ MeetingPoint MeetingPoint::of(const Environment& env, Milliseconds timeout) {
   for (const char c : key_of(env)) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
   return {.name = str_cat("lockstep-", geteuid(), "-", hash),
           .where = str_cat("MASTER_PORT ", env.master_port.empty() ? "unset" : env.master_port,
-                       ", run id \"", env.run_id, "\", attempt ", env.attempt),
+                           ", run id \"", env.run_id, "\", attempt ", env.attempt),
           .rank = env.rank,
           .size = env.size,
           .timeout = timeout};
@@ -145,11 +145,11 @@ std::string MeetingPoint::missing_text(const std::vector<int>& missing) const {
   std::string ranks;
   for (size_t i = 0; i < missing.size() && i < 16; ++i) ranks += str_cat(i ? ", " : "", missing[i]);
   if (missing.size() > 16) ranks += ", ...";
-  return str_cat(size - static_cast<int>(missing.size()), "/", size, " ranks joined within ",
-             static_cast<double>(timeout.count()) / 1000,
-             " s: ", missing.size() > 1 ? "ranks " : "rank ", ranks,
-             missing.size() > 1 ? " are" : " is", " missing; did you start ",
-             missing.size() > 1 ? "them" : "it", " with srun? (meeting on this host: ", where, ")");
+  return str_cat(
+      size - static_cast<int>(missing.size()), "/", size, " ranks joined within ",
+      static_cast<double>(timeout.count()) / 1000, " s: ", missing.size() > 1 ? "ranks " : "rank ",
+      ranks, missing.size() > 1 ? " are" : " is", " missing; did you start ",
+      missing.size() > 1 ? "them" : "it", " with srun? (meeting on this host: ", where, ")");
 }
 
 std::unique_ptr<Peers> join(const Environment& env, size_t bytes, Milliseconds timeout) {

@@ -116,13 +116,13 @@ bool Host::greet(Fd& stranger) {
     return true;  // noise
   if (hello.size != point_.size)
     give_up(str_cat("init: WORLD_SIZE differs: it is ", point_.size, " on rank 0 and ", hello.size,
-                " on rank ", hello.rank));
+                    " on rank ", hello.rank));
   const bool known = hello.rank >= 1 && hello.rank < point_.size;
   if (!known || guests_[static_cast<size_t>(hello.rank)].there()) {
     const std::string why =
         known ? " is there already: two processes have this rank" : " is not one of this job";
-    send_message(stranger.get(), Message(Message::refused, str_cat("init: rank ", hello.rank, why, " (",
-                                                               point_.where, ")")));
+    send_message(stranger.get(), Message(Message::refused, str_cat("init: rank ", hello.rank, why,
+                                                                   " (", point_.where, ")")));
     return true;
   }
   send_message(stranger.get(), Message(Message::registered));
@@ -136,7 +136,7 @@ void Host::hear(int rank) {
   std::vector<Fd> none;
   if (receive_message(guest.socket.get(), message, none) == Received::closed)
     give_up(str_cat("init: rank ", rank, " (pid ", peer_pid(guest.socket.get()),
-                ") ended while the ranks met"));
+                    ") ended while the ranks met"));
 }
 
 void Host::wait_for_guests() {

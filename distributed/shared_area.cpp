@@ -67,8 +67,8 @@ std::string Call::text() const {
   if (kind == CallKind::broadcast) text += str_cat(" from rank ", root);
   if (kind == CallKind::allocate) text += str_cat(" of ", shape[0], " bytes");
   if (kind <= CallKind::all_gather)
-    text +=
-        str_cat(" of ", dtype, " ", Shape(std::span<const int64_t>(shape, static_cast<size_t>(dims))));
+    text += str_cat(" of ", dtype, " ",
+                    Shape(std::span<const int64_t>(shape, static_cast<size_t>(dims))));
   return text;
 }
 

@@ -22,9 +22,9 @@ BatchNorm::BatchNorm(int64_t features, BatchNormOptions o) : num_features(featur
 
 std::string BatchNorm::extra_repr() const {
   return str_cat(num_features, ", eps=", options.eps,
-             ", momentum=", options.momentum ? str_cat(*options.momentum) : "None",
-             ", affine=", options.affine ? "True" : "False",
-             ", track_running_stats=", options.track_running_stats ? "True" : "False");
+                 ", momentum=", options.momentum ? str_cat(*options.momentum) : "None",
+                 ", affine=", options.affine ? "True" : "False",
+                 ", track_running_stats=", options.track_running_stats ? "True" : "False");
 }
 std::string BatchNorm::brief() const { return str_cat(num_features); }
 

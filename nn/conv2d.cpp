@@ -26,8 +26,8 @@ Conv2d::Conv2d(int64_t in, int64_t out, Size2d kernel, Conv2dOptions o) : option
 
 std::string Conv2d::extra_repr() const {
   std::string text = str_cat(weight.size(1) * options.groups, ", ", weight.size(0),
-                         ", kernel_size=", pair({weight.size(2), weight.size(3)}),
-                         ", stride=", pair(options.stride));
+                             ", kernel_size=", pair({weight.size(2), weight.size(3)}),
+                             ", stride=", pair(options.stride));
   if (options.padding != Size2d(0)) text += ", padding=" + pair(options.padding);
   if (options.dilation != Size2d(1)) text += ", dilation=" + pair(options.dilation);
   if (options.groups != 1) text += str_cat(", groups=", options.groups);
@@ -36,7 +36,7 @@ std::string Conv2d::extra_repr() const {
 }
 std::string Conv2d::brief() const {
   return str_cat(weight.size(1) * options.groups, "->", weight.size(0), ", ", weight.size(2), "x",
-             weight.size(3));
+                 weight.size(3));
 }
 
 Tensor Conv2d::forward(const Tensor& x) {

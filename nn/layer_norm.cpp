@@ -16,7 +16,7 @@ std::string LayerNorm::extra_repr() const {
   std::string shape = str_cat(normalized_shape[0], normalized_shape.dims() == 1 ? "," : "");
   for (int i = 1; i < normalized_shape.dims(); ++i) shape += str_cat(", ", normalized_shape[i]);
   return str_cat("(", shape, "), eps=", options.eps,
-             ", elementwise_affine=", options.elementwise_affine ? "True" : "False");
+                 ", elementwise_affine=", options.elementwise_affine ? "True" : "False");
 }
 std::string LayerNorm::brief() const { return str_cat(normalized_shape); }
 

@@ -20,7 +20,7 @@ Linear::Linear(int64_t in, int64_t out, LinearOptions options) {
 
 std::string Linear::extra_repr() const {
   return str_cat("in_features=", in_features(), ", out_features=", out_features(),
-             ", bias=", bias.defined() ? "True" : "False");
+                 ", bias=", bias.defined() ? "True" : "False");
 }
 std::string Linear::brief() const { return str_cat(in_features(), "->", out_features()); }
 

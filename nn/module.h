@@ -190,50 +190,50 @@ std::unique_ptr<Module> clone_unique(M& module, CloneMap& map) {
 /// out is an Error. It makes the call operator, to(Device), to(DType), clone() and share():
 ///   y = net(x);   net.to(device);   Net{}.to(device, DType::f64);   Net other = net.clone();
 /// clone() and share() must not run while another thread uses the module.
-#define LOCKSTEP_MODULE(Type, ...)                                                            \
- public:                                                                                      \
-  template <class Self = Type, class... Args>                                                 \
-  auto operator()(Args&&... args)                                                             \
-      ->decltype(std::declval<Self&>().forward(std::forward<Args>(args)...)) {                \
-    return ::lockstep::nn::detail::call(*this, std::forward<Args>(args)...);                  \
-  }                                                                                           \
-  template <class... Targets>                                                                 \
-  Type& to(Targets... targets)& {                                                             \
-    (this->convert_to(targets), ...);                                                         \
-    return *this;                                                                             \
-  }                                                                                           \
-  template <class... Targets>                                                                 \
-  Type to(Targets... targets)&& {                                                             \
-    (this->convert_to(targets), ...);                                                         \
-    return std::move(*this);                                                                  \
-  }                                                                                           \
-  template <class M = Type>                                                                   \
-  M clone_with(::lockstep::nn::CloneMap& map) {                                               \
-    return ::lockstep::nn::detail::clone_module(*this, map);                                  \
-  }                                                                                           \
-  template <class M = Type>                                                                   \
-  M clone() {                                                                                 \
-    ::lockstep::nn::CloneMap map(false);                                                      \
-    return clone_with(map);                                                                   \
-  }                                                                                           \
-  template <class M = Type>                                                                   \
-  M share() {                                                                                 \
-    ::lockstep::nn::CloneMap map(true);                                                       \
-    return clone_with(map);                                                                   \
-  }                                                                                           \
-  template <class F>                                                                          \
-  decltype(auto) with_fields(F&& lockstep_f) {                                                         \
-    return lockstep_f(__VA_ARGS__);                                                                    \
-  }                                                                                           \
-  void visit(::lockstep::nn::FieldVisitor& lockstep_v) override {                                      \
-    ::lockstep::nn::detail::visit_fields(lockstep_v, #__VA_ARGS__ __VA_OPT__(, ) __VA_ARGS__);         \
-  }                                                                                           \
-  ::lockstep::nn::ModuleType module_type() const override {                                   \
-    return {#Type, sizeof(Type), alignof(Type)};                                              \
-  }                                                                                           \
-  ::lockstep::Tensor forward_any(::lockstep::Tensor x) override {                             \
-    return ::lockstep::nn::detail::call_unary(*this, std::move(x));                           \
-  }                                                                                           \
-  std::unique_ptr<::lockstep::nn::Module> clone_any(::lockstep::nn::CloneMap& map) override { \
-    return ::lockstep::nn::detail::clone_unique(*this, map);                                  \
+#define LOCKSTEP_MODULE(Type, ...)                                                             \
+ public:                                                                                       \
+  template <class Self = Type, class... Args>                                                  \
+  auto operator()(Args&&... args)                                                              \
+      ->decltype(std::declval<Self&>().forward(std::forward<Args>(args)...)) {                 \
+    return ::lockstep::nn::detail::call(*this, std::forward<Args>(args)...);                   \
+  }                                                                                            \
+  template <class... Targets>                                                                  \
+  Type& to(Targets... targets)& {                                                              \
+    (this->convert_to(targets), ...);                                                          \
+    return *this;                                                                              \
+  }                                                                                            \
+  template <class... Targets>                                                                  \
+  Type to(Targets... targets)&& {                                                              \
+    (this->convert_to(targets), ...);                                                          \
+    return std::move(*this);                                                                   \
+  }                                                                                            \
+  template <class M = Type>                                                                    \
+  M clone_with(::lockstep::nn::CloneMap& map) {                                                \
+    return ::lockstep::nn::detail::clone_module(*this, map);                                   \
+  }                                                                                            \
+  template <class M = Type>                                                                    \
+  M clone() {                                                                                  \
+    ::lockstep::nn::CloneMap map(false);                                                       \
+    return clone_with(map);                                                                    \
+  }                                                                                            \
+  template <class M = Type>                                                                    \
+  M share() {                                                                                  \
+    ::lockstep::nn::CloneMap map(true);                                                        \
+    return clone_with(map);                                                                    \
+  }                                                                                            \
+  template <class F>                                                                           \
+  decltype(auto) with_fields(F&& lockstep_f) {                                                 \
+    return lockstep_f(__VA_ARGS__);                                                            \
+  }                                                                                            \
+  void visit(::lockstep::nn::FieldVisitor& lockstep_v) override {                              \
+    ::lockstep::nn::detail::visit_fields(lockstep_v, #__VA_ARGS__ __VA_OPT__(, ) __VA_ARGS__); \
+  }                                                                                            \
+  ::lockstep::nn::ModuleType module_type() const override {                                    \
+    return {#Type, sizeof(Type), alignof(Type)};                                               \
+  }                                                                                            \
+  ::lockstep::Tensor forward_any(::lockstep::Tensor x) override {                              \
+    return ::lockstep::nn::detail::call_unary(*this, std::move(x));                            \
+  }                                                                                            \
+  std::unique_ptr<::lockstep::nn::Module> clone_any(::lockstep::nn::CloneMap& map) override {  \
+    return ::lockstep::nn::detail::clone_unique(*this, map);                                   \
   }

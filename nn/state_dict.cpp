@@ -44,7 +44,8 @@ LoadResult Module::load_state_dict(const NamedTensors& state, LoadOptions option
     if (it == given.end())
       result.missing.push_back(name);
     else if (it->second.shape() != mine.shape())
-      misshapen.push_back(str_cat(name, " (given ", it->second.shape(), ", here ", mine.shape(), ")"));
+      misshapen.push_back(
+          str_cat(name, " (given ", it->second.shape(), ", here ", mine.shape(), ")"));
     else
       copies.emplace_back(mine, it->second);
   }

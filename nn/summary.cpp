@@ -93,11 +93,12 @@ std::string Summary::to_string() const {
     auto& [layer, output, count] = cells[i];
     layer.resize(width[0], ' ');
     output.resize(width[1], ' ');
-    text += str_cat(layer, "  ", output, "  ", std::string(width[2] - count.size(), ' '), count, "\n");
+    text +=
+        str_cat(layer, "  ", output, "  ", std::string(width[2] - count.size(), ' '), count, "\n");
     if (i == 0) text += std::string(width[0] + width[1] + width[2] + 4, '-') + "\n";
   }
   return text + str_cat("Parameters: ", with_commas(parameters), " (", with_commas(trainable),
-                    " trainable), ", with_commas((bytes + 1023) / 1024), " KiB\n");
+                        " trainable), ", with_commas((bytes + 1023) / 1024), " KiB\n");
 }
 
 }  // namespace lockstep::nn

@@ -1,6 +1,7 @@
-// Two kinds of blocks. Small ones go to malloc, whose per-thread cache is as fast as anything here could be.
-// Large ones, which malloc would return to the system and page in again each step, are kept in one list per
-// size class (four classes per power of two, so at most a quarter of a block is waste).
+// Two kinds of blocks. Small ones go to malloc, whose per-thread cache is as fast as anything here
+// could be. Large ones, which malloc would return to the system and page in again each step, are
+// kept in one list per size class (four classes per power of two, so at most a quarter of a block
+// is waste).
 #include <lockstep/tensor/allocator.h>
 
 #include <atomic>
@@ -44,7 +45,8 @@ void count_active(int64_t by) {
   const int64_t now = active.fetch_add(by, std::memory_order_relaxed) + by;
   if (by > 0) {
     int64_t before = peak.load(std::memory_order_relaxed);
-    while (now > before && !peak.compare_exchange_weak(before, now, std::memory_order_relaxed)) {}
+    while (now > before && !peak.compare_exchange_weak(before, now, std::memory_order_relaxed)) {
+    }
   }
 }
 
@@ -85,7 +87,8 @@ void* allocate(size_t bytes) {
   if (!block) {
     const MemoryStats s = memory_stats();
     fail<OutOfMemory>("allocate: the system has no ", bytes, " bytes more; ", s.active_bytes,
-                      " bytes are in live tensors (", s.peak_bytes, " at the peak); use a smaller batch");
+                      " bytes are in live tensors (", s.peak_bytes,
+                      " at the peak); use a smaller batch");
   }
   count_active(static_cast<int64_t>(bytes));
   return block;
@@ -123,8 +126,10 @@ Ref<Storage> Storage::allocate(size_t bytes, Device device) {
 Storage::Storage(void* data, size_t bytes, Device device, std::function<void()> release)
     : data_(data), bytes_(bytes), device_(device), release_(release ? std::move(release) : [] {}) {}
 Storage::~Storage() {
-  if (release_) release_();
-  else cpu::deallocate(data_, bytes_);
+  if (release_)
+    release_();
+  else
+    cpu::deallocate(data_, bytes_);
 }
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
-// DType: what one element of a tensor is. f32 f64 i64 i32 u8 and bool compute; f16 and bf16 are named
-// here so that files and collectives can speak of them, and every op refuses them by name for now.
+// DType: what one element of a tensor is. f32 f64 i64 i32 u8 and bool compute; f16 and bf16 are
+// named here so that files and collectives can speak of them, and every op refuses them by name for
+// now.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +18,16 @@ enum class DType : uint8_t { f32, f64, f16, bf16, i64, i32, u8, boolean };
 constexpr size_t size_of(DType t) {
   switch (t) {
     case DType::f64:
-    case DType::i64: return 8;
+    case DType::i64:
+      return 8;
     case DType::f32:
-    case DType::i32: return 4;
+    case DType::i32:
+      return 4;
     case DType::f16:
-    case DType::bf16: return 2;
-    default: return 1;
+    case DType::bf16:
+      return 2;
+    default:
+      return 1;
   }
 }
 
@@ -38,13 +43,19 @@ constexpr bool is_floating(DType t) { return t <= DType::bf16; }
 /// The DType of a C++ element type.
 template <class T>
 constexpr DType dtype_of() {
-  if constexpr (std::is_same_v<T, float>) return DType::f32;
-  else if constexpr (std::is_same_v<T, double>) return DType::f64;
-  else if constexpr (std::is_same_v<T, int64_t>) return DType::i64;
-  else if constexpr (std::is_same_v<T, int32_t>) return DType::i32;
-  else if constexpr (std::is_same_v<T, uint8_t>) return DType::u8;
+  if constexpr (std::is_same_v<T, float>)
+    return DType::f32;
+  else if constexpr (std::is_same_v<T, double>)
+    return DType::f64;
+  else if constexpr (std::is_same_v<T, int64_t>)
+    return DType::i64;
+  else if constexpr (std::is_same_v<T, int32_t>)
+    return DType::i32;
+  else if constexpr (std::is_same_v<T, uint8_t>)
+    return DType::u8;
   else {
-    static_assert(std::is_same_v<T, bool>, "elements are float, double, int64_t, int32_t, uint8_t or bool");
+    static_assert(std::is_same_v<T, bool>,
+                  "elements are float, double, int64_t, int32_t, uint8_t or bool");
     return DType::boolean;
   }
 }
@@ -68,17 +79,25 @@ struct TypeTag {
   using type = T;
 };
 
-/// Calls f(TypeTag<T>()) with the element type of `t`; `op` names the caller when `t` has no kernels.
+/// Calls f(TypeTag<T>()) with the element type of `t`; `op` names the caller when `t` has no
+/// kernels.
 template <class F>
 decltype(auto) dispatch(std::string_view op, DType t, F&& f) {
   switch (t) {
-    case DType::f32: return f(TypeTag<float>());
-    case DType::f64: return f(TypeTag<double>());
-    case DType::i64: return f(TypeTag<int64_t>());
-    case DType::i32: return f(TypeTag<int32_t>());
-    case DType::u8: return f(TypeTag<uint8_t>());
-    case DType::boolean: return f(TypeTag<bool>());
-    default: fail<DTypeError>(op, ": ", t, " has no kernels yet; convert with to(DType::f32)");
+    case DType::f32:
+      return f(TypeTag<float>());
+    case DType::f64:
+      return f(TypeTag<double>());
+    case DType::i64:
+      return f(TypeTag<int64_t>());
+    case DType::i32:
+      return f(TypeTag<int32_t>());
+    case DType::u8:
+      return f(TypeTag<uint8_t>());
+    case DType::boolean:
+      return f(TypeTag<bool>());
+    default:
+      fail<DTypeError>(op, ": ", t, " has no kernels yet; convert with to(DType::f32)");
   }
 }
 
@@ -86,9 +105,13 @@ decltype(auto) dispatch(std::string_view op, DType t, F&& f) {
 template <class F>
 decltype(auto) dispatch_floating(std::string_view op, DType t, F&& f) {
   switch (t) {
-    case DType::f32: return f(TypeTag<float>());
-    case DType::f64: return f(TypeTag<double>());
-    default: fail<DTypeError>(op, ": needs a tensor of f32 or f64, got ", t, "; convert with to(DType::f32)");
+    case DType::f32:
+      return f(TypeTag<float>());
+    case DType::f64:
+      return f(TypeTag<double>());
+    default:
+      fail<DTypeError>(op, ": needs a tensor of f32 or f64, got ", t,
+                       "; convert with to(DType::f32)");
   }
 }
 

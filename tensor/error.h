@@ -24,7 +24,8 @@ class LOCKSTEP_API Error : public std::exception {
     place_ = {};
   }
 
-  /// The modules that the error has left: the outermost so far, the path below it, the innermost's name.
+  /// The modules that the error has left: the outermost so far, the path below it, the innermost's
+  /// name.
   struct Place {
     const void* outermost = nullptr;
     std::string path, innermost;
@@ -43,15 +44,33 @@ class LOCKSTEP_API Error : public std::exception {
   Place place_;
 };
 
-class LOCKSTEP_API ShapeError : public Error { using Error::Error; };
-class LOCKSTEP_API DTypeError : public Error { using Error::Error; };
-class LOCKSTEP_API DeviceError : public Error { using Error::Error; };
-class LOCKSTEP_API IndexError : public Error { using Error::Error; };
-class LOCKSTEP_API ValueError : public Error { using Error::Error; };
-class LOCKSTEP_API AutogradError : public Error { using Error::Error; };
-class LOCKSTEP_API IoError : public Error { using Error::Error; };
-class LOCKSTEP_API OutOfMemory : public Error { using Error::Error; };
-class LOCKSTEP_API DistError : public Error { using Error::Error; };
+class LOCKSTEP_API ShapeError : public Error {
+  using Error::Error;
+};
+class LOCKSTEP_API DTypeError : public Error {
+  using Error::Error;
+};
+class LOCKSTEP_API DeviceError : public Error {
+  using Error::Error;
+};
+class LOCKSTEP_API IndexError : public Error {
+  using Error::Error;
+};
+class LOCKSTEP_API ValueError : public Error {
+  using Error::Error;
+};
+class LOCKSTEP_API AutogradError : public Error {
+  using Error::Error;
+};
+class LOCKSTEP_API IoError : public Error {
+  using Error::Error;
+};
+class LOCKSTEP_API OutOfMemory : public Error {
+  using Error::Error;
+};
+class LOCKSTEP_API DistError : public Error {
+  using Error::Error;
+};
 
 // `append(text, x)` is how a value enters a message; a type of its own joins by overloading it.
 inline void append(std::string& text, std::string_view s) { text += s; }
@@ -59,8 +78,8 @@ inline void append(std::string& text, const char* s) { text += s; }
 inline void append(std::string& text, char c) { text += c; }
 inline void append(std::string& text, bool b) { text += b ? "true" : "false"; }
 template <class N>
-  requires(std::is_arithmetic_v<N> && !std::is_same_v<N, bool> && !std::is_same_v<N, char>)
-void append(std::string& text, N n) {
+requires(std::is_arithmetic_v<N> && !std::is_same_v<N, bool> &&
+         !std::is_same_v<N, char>) void append(std::string& text, N n) {
   char buffer[48];
   text.append(buffer, std::to_chars(buffer, buffer + sizeof buffer, n).ptr);
 }
@@ -81,7 +100,8 @@ template <class E = Error, class... Parts>
 
 }  // namespace lockstep
 
-/// LOCKSTEP_CHECK(condition, ShapeError, "matmul: ...", a.shape()): the message is built on failure only.
+/// LOCKSTEP_CHECK(condition, ShapeError, "matmul: ...", a.shape()): the message is built on failure
+/// only.
 #define LOCKSTEP_CHECK(condition, E, ...) \
   do {                                    \
     if (!(condition)) [[unlikely]]        \

@@ -17,8 +17,8 @@ void set_grad_enabled(bool on) noexcept { grad_enabled = on; }
 Node::Node() : sequence(next_sequence++) {}
 
 void Node::dispose() noexcept {
-  // A chain of nodes would destroy itself one stack frame per link. Instead the first node to go collects
-  // those that follow in a list and deletes them one after the other.
+  // A chain of nodes would destroy itself one stack frame per link. Instead the first node to go
+  // collects those that follow in a list and deletes them one after the other.
   thread_local std::vector<Node*>* doomed = nullptr;
   if (doomed) {
     doomed->push_back(this);
@@ -71,14 +71,16 @@ void Leaf::accumulate(Tensor g, bool may_take) {
 const Tensor& SavedTensor::unpack(const char* op) const {
   if (!tensor_.defined()) return tensor_;  // an absent input
   LOCKSTEP_CHECK(tensor_.storage().version() == version_, AutogradError, "backward of ", op,
-                 ": a tensor of shape ", tensor_.shape(), " that it needs was changed in place since (version ",
-                 tensor_.storage().version(), ", expected ", version_, "); use the out-of-place form of that op");
+                 ": a tensor of shape ", tensor_.shape(),
+                 " that it needs was changed in place since (version ", tensor_.storage().version(),
+                 ", expected ", version_, "); use the out-of-place form of that op");
   return tensor_;
 }
 
 void Saved::check_alive() const {
   LOCKSTEP_CHECK(!released_, AutogradError, "backward of ", node_.name(),
-                 ": its saved tensors were freed by an earlier backward; pass {.retain_graph = true} to that one");
+                 ": its saved tensors were freed by an earlier backward; pass {.retain_graph = "
+                 "true} to that one");
 }
 
 Tensor Saved::output() const {
@@ -90,7 +92,9 @@ Tensor Saved::output() const {
   return connected;
 }
 
-OpInterceptor* set_op_interceptor(OpInterceptor* next) noexcept { return std::exchange(interceptor, next); }
+OpInterceptor* set_op_interceptor(OpInterceptor* next) noexcept {
+  return std::exchange(interceptor, next);
+}
 
 namespace detail {
 

@@ -1,6 +1,6 @@
-// Node: one op in the graph behind a tensor. One node made exactly one tensor, so the graph is nothing but
-// nodes that point at the nodes of their inputs. A Leaf is the node of a tensor that collects a gradient.
-// The walk over the graph lives in autograd/engine.cpp.
+// Node: one op in the graph behind a tensor. One node made exactly one tensor, so the graph is
+// nothing but nodes that point at the nodes of their inputs. A Leaf is the node of a tensor that
+// collects a gradient. The walk over the graph lives in autograd/engine.cpp.
 #pragma once
 
 #include <functional>
@@ -18,8 +18,9 @@ class LOCKSTEP_API InputGradients {
   virtual ~InputGradients() = default;
   /// Whether the gradient of input i is wanted at all: compute nothing else.
   virtual bool needed(int i) const = 0;
-  /// Where the gradient of input i may be written directly (contiguous, uninitialised), or undefined. A
-  /// product that fills it and passes it to set() saves a copy: this is how gradients land in DDP's buckets.
+  /// Where the gradient of input i may be written directly (contiguous, uninitialised), or
+  /// undefined. A product that fills it and passes it to set() saves a copy: this is how gradients
+  /// land in DDP's buckets.
   virtual Tensor destination(int i) const = 0;
   /// The gradient of input i, in the input's shape. Call at most once per i.
   virtual void set(int i, Tensor gradient) = 0;
@@ -44,7 +45,7 @@ class LOCKSTEP_API Node : public RefCounted {
   Shape shape;                    // of the tensor this node made
   DType dtype = DType::f32;
   Device device;
-  uint64_t sequence;              // grows with creation on a thread: later nodes run first in backward
+  uint64_t sequence;  // grows with creation on a thread: later nodes run first in backward
   std::unique_ptr<std::vector<std::pair<uint64_t, Hook>>> hooks;
 
  protected:
@@ -59,7 +60,8 @@ class LOCKSTEP_API BackwardWatcher {
   virtual void backward_starts(std::span<Leaf* const> reached) = 0;
   /// A watched leaf has accumulated its gradient, and the leaf's own hooks have run.
   virtual void leaf_ready(Leaf& leaf) = 0;
-  /// After the last node ran, or when one threw (`failed`); may itself throw when `failed` is false.
+  /// After the last node ran, or when one threw (`failed`); may itself throw when `failed` is
+  /// false.
   virtual void backward_ends(bool failed) = 0;
 };
 
@@ -72,15 +74,15 @@ struct LOCKSTEP_API Leaf final : Node {
   void backward(const Tensor&, InputGradients&) override {}
   Leaf* as_leaf() noexcept override { return this; }
 
-  /// Adds a complete contribution to the gradient, then runs the post hooks. `may_take` says that nobody
-  /// else holds the tensor, so it can become the gradient as it is.
+  /// Adds a complete contribution to the gradient, then runs the post hooks. `may_take` says that
+  /// nobody else holds the tensor, so it can become the gradient as it is.
   void accumulate(Tensor gradient, bool may_take);
 
-  TensorBody* owner;             // the tensor; null once it is gone
+  TensorBody* owner;  // the tensor; null once it is gone
   Tensor gradient;
-  Tensor slot;                   // where the first contribution is to be written (DDP's bucket); or undefined
+  Tensor slot;  // where the first contribution is to be written (DDP's bucket); or undefined
   BackwardWatcher* watcher = nullptr;
-  int watcher_index = 0;         // the watcher's own number for this leaf
+  int watcher_index = 0;  // the watcher's own number for this leaf
   std::vector<std::pair<uint64_t, PostHook>> post_hooks;
 };
 

@@ -1,17 +1,17 @@
-// apply(op, inputs...): the one door that every op goes through. An op is a struct: its fields are its
-// parameters, forward computes, and backward, right below it, differentiates.
+// apply(op, inputs...): the one door that every op goes through. An op is a struct: its fields are
+// its parameters, forward computes, and backward, right below it, differentiates.
 //
 //   struct Softmax {
 //     static constexpr const char* name = "softmax";
-//     static constexpr unsigned saves = kOutput;        // what backward reads: kInput(i) | kOutput; may be a field
-//     int64_t dim;
-//     Tensor forward(const Tensor& x);                  // runs without grad mode; may fill further fields
-//     void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const;
+//     static constexpr unsigned saves = kOutput;        // what backward reads: kInput(i) |
+//     kOutput; may be a field int64_t dim; Tensor forward(const Tensor& x);                  //
+//     runs without grad mode; may fill further fields void backward(const Saved& saved, const
+//     Tensor& dy, InputGradients& dx) const;
 //   };
 //   Tensor softmax(const Tensor& x, int64_t dim) { return apply(Softmax{dim}, x); }
 //
-// A user's own op is made the same way. backward written in terms of ops is differentiable itself; one that
-// calls kernels must leave them when is_grad_enabled().
+// A user's own op is made the same way. backward written in terms of ops is differentiable itself;
+// one that calls kernels must leave them when is_grad_enabled().
 #pragma once
 
 #include <array>
@@ -28,7 +28,8 @@ inline constexpr unsigned kOutput = 1u << 31;
 class LOCKSTEP_API SavedTensor {
  public:
   SavedTensor() = default;
-  explicit SavedTensor(const Tensor& t) : tensor_(t), version_(t.defined() ? t.storage().version() : 0) {}
+  explicit SavedTensor(const Tensor& t)
+      : tensor_(t), version_(t.defined() ? t.storage().version() : 0) {}
   /// Throws AutogradError when an in-place op has changed the bytes since.
   const Tensor& unpack(const char* op) const;
   void reset() { tensor_ = Tensor(); }
@@ -41,13 +42,15 @@ class LOCKSTEP_API SavedTensor {
 /// What an op's backward may read: the inputs and the output that `saves` names.
 class LOCKSTEP_API Saved {
  public:
-  Saved(const Node& node, std::span<const SavedTensor> inputs, const SavedTensor& output, bool released)
+  Saved(const Node& node, std::span<const SavedTensor> inputs, const SavedTensor& output,
+        bool released)
       : node_(node), inputs_(inputs), output_(output), released_(released) {}
   const Tensor& input(int i) const {
     check_alive();
     return inputs_[static_cast<size_t>(i)].unpack(node_.name());
   }
-  /// The node's own tensor, connected to the graph again when a differentiable backward is recorded.
+  /// The node's own tensor, connected to the graph again when a differentiable backward is
+  /// recorded.
   Tensor output() const;
 
  private:
@@ -88,7 +91,8 @@ class OpNode final : public Node {
   bool released_ = false;
 };
 
-/// Sees every op of its thread before it runs, and may replace inputs: autocast, profiling, anomaly mode.
+/// Sees every op of its thread before it runs, and may replace inputs: autocast, profiling, anomaly
+/// mode.
 class LOCKSTEP_API OpInterceptor {
  public:
   virtual ~OpInterceptor() = default;
@@ -118,8 +122,8 @@ Tensor apply(Op op, const Inputs&... inputs) {
 }
 }  // namespace detail
 
-/// Runs op.forward on the inputs (an undefined Tensor is an absent one) and, when grad mode is on and an
-/// input requires grad, puts the op's node behind the result.
+/// Runs op.forward on the inputs (an undefined Tensor is an absent one) and, when grad mode is on
+/// and an input requires grad, puts the op's node behind the result.
 template <class Op, class... Inputs>
 Tensor apply(Op op, const Inputs&... inputs) {
   if (OpInterceptor* interceptor = detail::op_interceptor()) [[unlikely]] {
@@ -127,7 +131,8 @@ Tensor apply(Op op, const Inputs&... inputs) {
     interceptor->before(Op::name, replaced);
     return [&]<size_t... I>(std::index_sequence<I...>) {
       return detail::apply(std::move(op), replaced[I]...);
-    }(std::index_sequence_for<Inputs...>());
+    }
+    (std::index_sequence_for<Inputs...>());
   }
   return detail::apply(std::move(op), inputs...);
 }

@@ -1,5 +1,6 @@
-// A pool of sleeping threads. A call queues itself, works on its own blocks, and pool threads that are free
-// help; so several callers (ranks as threads, loader workers) share the pool without waiting for one another.
+// A pool of sleeping threads. A call queues itself, works on its own blocks, and pool threads that
+// are free help; so several callers (ranks as threads, loader workers) share the pool without
+// waiting for one another.
 #include <lockstep/tensor/parallel.h>
 
 #include <sched.h>
@@ -133,7 +134,13 @@ void parallel_for(int64_t n, int64_t block, const std::function<void(int64_t, in
     for (int64_t i = 0; i < blocks; ++i) f(i * block, std::min(n, (i + 1) * block));
     return;
   }
-  Job job{.n = n, .block = block, .blocks = blocks, .f = f, .helpers_wanted = threads - 1, .error = {}, .error_mutex = {}};
+  Job job{.n = n,
+          .block = block,
+          .blocks = blocks,
+          .f = f,
+          .helpers_wanted = threads - 1,
+          .error = {},
+          .error_mutex = {}};
   pool().run(job);
   if (job.error) std::rethrow_exception(job.error);
 }

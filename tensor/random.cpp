@@ -10,7 +10,8 @@
 namespace lockstep {
 namespace {
 
-/// Calls f(element, its 32 random bits) for n elements, four to a Philox block, in fixed blocks of work.
+/// Calls f(element, its 32 random bits) for n elements, four to a Philox block, in fixed blocks of
+/// work.
 template <class F>
 void for_each_random(int64_t n, RandomKey key, F f) {
   parallel_for(n, 1 << 16, [&](int64_t begin, int64_t end) {
@@ -24,7 +25,8 @@ void for_each_random(int64_t n, RandomKey key, F f) {
 }  // namespace
 
 RandomKey Generator::next() {
-  // A stream (a rank) is a seed of its own: mixed in by an odd multiplier, so that streams never coincide.
+  // A stream (a rank) is a seed of its own: mixed in by an odd multiplier, so that streams never
+  // coincide.
   return {seed ^ (stream * 0x9E3779B97F4A7C15u), offset++};
 }
 
@@ -42,7 +44,9 @@ Tensor rand(const Shape& shape, TensorOptions options) {
   const RandomKey key = default_generator().next();
   dispatch_floating("rand", options.dtype, [&]<class T>(TypeTag<T>) {
     T* p = t.data<T>();
-    for_each_random(t.numel(), key, [p](int64_t i, uint32_t bits) { p[i] = static_cast<T>(RandomKey::uniform(bits)); });
+    for_each_random(t.numel(), key, [p](int64_t i, uint32_t bits) {
+      p[i] = static_cast<T>(RandomKey::uniform(bits));
+    });
   });
   return options.requires_grad ? t.requires_grad_() : t;
 }
@@ -70,8 +74,8 @@ Tensor randn(const Shape& shape, TensorOptions options) {
 
 Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions options) {
   LOCKSTEP_CHECK(low < high, ValueError, "randint: low ", low, " must be below high ", high);
-  LOCKSTEP_CHECK(high - low <= int64_t{1} << 32, ValueError, "randint: the range ", low, " .. ", high,
-                 " is wider than 2^32");
+  LOCKSTEP_CHECK(high - low <= int64_t{1} << 32, ValueError, "randint: the range ", low, " .. ",
+                 high, " is wider than 2^32");
   Tensor t = empty(shape, {.dtype = options.dtype, .device = options.device});
   const RandomKey key = default_generator().next();
   const auto range = static_cast<uint64_t>(high - low);

@@ -1,6 +1,7 @@
-// Generator: Philox 4x32-10, a counter-based source of random numbers. Element i of a draw is a function of
-// (seed, offset, i) alone, so the numbers are the same for any thread count and device, and the whole state
-// is a few integers. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+// Generator: Philox 4x32-10, a counter-based source of random numbers. Element i of a draw is a
+// function of (seed, offset, i) alone, so the numbers are the same for any thread count and device,
+// and the whole state is a few integers. Source: Salmon et al., "Parallel random numbers: as easy
+// as 1, 2, 3", SC 2011.
 #pragma once
 
 #include <array>
@@ -38,7 +39,8 @@ struct RandomKey {
 struct LOCKSTEP_API Generator {
   uint64_t seed = 0;
   uint64_t offset = 0;  // one per draw; together with the seed the whole state
-  uint64_t stream = 0;  // mixed into the seed: DDP sets the rank here, so that ranks draw different masks
+  uint64_t stream =
+      0;  // mixed into the seed: DDP sets the rank here, so that ranks draw different masks
 
   RandomKey next();
 };
@@ -53,7 +55,8 @@ LOCKSTEP_API Tensor rand(const Shape& shape, TensorOptions options = {});
 /// Normal, mean 0, variance 1 (Box-Muller).
 LOCKSTEP_API Tensor randn(const Shape& shape, TensorOptions options = {});
 /// Whole numbers in [low, high); i64 unless `options` says otherwise.
-LOCKSTEP_API Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions options = {.dtype = DType::i64});
+LOCKSTEP_API Tensor randint(int64_t low, int64_t high, const Shape& shape,
+                            TensorOptions options = {.dtype = DType::i64});
 
 /// A random order of 0 .. n-1 that depends on the key alone (Fisher-Yates).
 LOCKSTEP_API std::vector<int64_t> random_permutation(int64_t n, RandomKey key);

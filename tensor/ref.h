@@ -1,5 +1,5 @@
-// Ref<T>: an intrusive reference-counted pointer, and RefCounted, the count itself. One word per handle
-// and no control block, so that a tensor is one allocation.
+// Ref<T>: an intrusive reference-counted pointer, and RefCounted, the count itself. One word per
+// handle and no control block, so that a tensor is one allocation.
 #pragma once
 
 #include <atomic>
@@ -11,8 +11,9 @@
 
 namespace lockstep {
 
-/// Base of everything that is shared by count. `dispose` runs when the last reference goes; a subclass
-/// may override it to control its own destruction (Node does, to unlink long chains without recursion).
+/// Base of everything that is shared by count. `dispose` runs when the last reference goes; a
+/// subclass may override it to control its own destruction (Node does, to unlink long chains
+/// without recursion).
 class LOCKSTEP_API RefCounted {
  public:
   RefCounted() = default;
@@ -22,7 +23,8 @@ class LOCKSTEP_API RefCounted {
   int64_t use_count() const noexcept { return count_.load(std::memory_order_acquire); }
   void retain() const noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
   void release() const noexcept {
-    if (count_.fetch_sub(1, std::memory_order_acq_rel) == 1) const_cast<RefCounted*>(this)->dispose();
+    if (count_.fetch_sub(1, std::memory_order_acq_rel) == 1)
+      const_cast<RefCounted*>(this)->dispose();
   }
 
  protected:
@@ -46,8 +48,7 @@ class Ref {
   }
   Ref(Ref&& o) noexcept : p_(std::exchange(o.p_, nullptr)) {}
   template <class U>
-    requires std::is_convertible_v<U*, T*>
-  Ref(const Ref<U>& o) : Ref(static_cast<T*>(o.get())) {}
+  requires std::is_convertible_v<U*, T*> Ref(const Ref<U>& o) : Ref(static_cast<T*>(o.get())) {}
   Ref& operator=(Ref o) noexcept {
     std::swap(p_, o.p_);
     return *this;

@@ -15,7 +15,8 @@ class Shape {
   static constexpr int kMaxDims = 8;
 
   Shape() = default;
-  Shape(std::initializer_list<int64_t> dims) : Shape(std::span<const int64_t>(dims.begin(), dims.size())) {}
+  Shape(std::initializer_list<int64_t> dims)
+      : Shape(std::span<const int64_t>(dims.begin(), dims.size())) {}
   explicit Shape(std::span<const int64_t> dims) {
     for (int64_t d : dims) push_back(d);
   }

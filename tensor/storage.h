@@ -20,14 +20,16 @@ class LOCKSTEP_API Storage final : public RefCounted {
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
-  /// Whether the caching allocator gave these bytes, so that nobody outside the library can see them.
+  /// Whether the caching allocator gave these bytes, so that nobody outside the library can see
+  /// them.
   bool owns_bytes() const { return !release_; }
 
   /// Counts in-place changes; a tensor saved for backward remembers the number it saw.
   uint32_t version() const { return version_; }
   void bump_version() { ++version_; }
 
-  /// Tensors that are differentiable views of these bytes; an in-place op refuses to work under them.
+  /// Tensors that are differentiable views of these bytes; an in-place op refuses to work under
+  /// them.
   int views() const { return views_.load(std::memory_order_relaxed); }
   void count_view(int by) { views_.fetch_add(by, std::memory_order_relaxed); }
 

@@ -45,8 +45,10 @@ bool Tensor::is_channels_last() const {
 namespace {
 template <class R>
 R only_element(const Tensor& t) {
-  LOCKSTEP_CHECK(t.numel() == 1, ShapeError, "item: the tensor has shape ", t.shape(), ", not one element");
-  return dispatch("item", t.dtype(), [&]<class T>(TypeTag<T>) { return static_cast<R>(*t.data<T>()); });
+  LOCKSTEP_CHECK(t.numel() == 1, ShapeError, "item: the tensor has shape ", t.shape(),
+                 ", not one element");
+  return dispatch("item", t.dtype(),
+                  [&]<class T>(TypeTag<T>) { return static_cast<R>(*t.data<T>()); });
 }
 }  // namespace
 
@@ -61,10 +63,11 @@ Leaf* Tensor::leaf() const { return body().node ? body().node->as_leaf() : nullp
 
 Tensor& Tensor::requires_grad_(bool on) {
   TensorBody& b = body();
-  LOCKSTEP_CHECK(is_leaf(), AutogradError, "requires_grad_: only a leaf can change; this tensor was made by ",
-                 b.node->name(), "; use detach()");
-  LOCKSTEP_CHECK(!on || is_floating(b.dtype), DTypeError, "requires_grad_: only floating tensors have gradients, this one is ",
-                 b.dtype);
+  LOCKSTEP_CHECK(is_leaf(), AutogradError,
+                 "requires_grad_: only a leaf can change; this tensor was made by ", b.node->name(),
+                 "; use detach()");
+  LOCKSTEP_CHECK(!on || is_floating(b.dtype), DTypeError,
+                 "requires_grad_: only floating tensors have gradients, this one is ", b.dtype);
   if (on && !b.node) b.node = make_ref<Leaf>(&b);
   if (!on && b.node) {
     leaf()->owner = nullptr;
@@ -82,12 +85,12 @@ void Tensor::set_grad(const Tensor& grad) const {
   Leaf* l = leaf();
   LOCKSTEP_CHECK(l, AutogradError, "set_grad: the tensor is not a leaf that requires grad");
   if (grad.defined()) {
-    LOCKSTEP_CHECK(grad.shape() == shape(), ShapeError, "set_grad: the gradient has shape ", grad.shape(),
-                   ", the tensor ", shape());
-    LOCKSTEP_CHECK(grad.dtype() == dtype(), DTypeError, "set_grad: the gradient is ", grad.dtype(), ", the tensor ",
-                   dtype());
-    LOCKSTEP_CHECK(grad.device() == device(), DeviceError, "set_grad: the gradient is on ", grad.device(),
-                   ", the tensor on ", device());
+    LOCKSTEP_CHECK(grad.shape() == shape(), ShapeError, "set_grad: the gradient has shape ",
+                   grad.shape(), ", the tensor ", shape());
+    LOCKSTEP_CHECK(grad.dtype() == dtype(), DTypeError, "set_grad: the gradient is ", grad.dtype(),
+                   ", the tensor ", dtype());
+    LOCKSTEP_CHECK(grad.device() == device(), DeviceError, "set_grad: the gradient is on ",
+                   grad.device(), ", the tensor on ", device());
   }
   l->gradient = grad;
 }
@@ -116,15 +119,19 @@ HookHandle Tensor::register_hook(std::function<Tensor(const Tensor&)> f) const {
   if (!node->hooks) node->hooks = std::make_unique<std::vector<std::pair<uint64_t, Node::Hook>>>();
   const uint64_t id = next_hook_id();
   node->hooks->emplace_back(id, std::move(f));
-  return HookHandle([node, id] { std::erase_if(*node->hooks, [&](auto& h) { return h.first == id; }); });
+  return HookHandle(
+      [node, id] { std::erase_if(*node->hooks, [&](auto& h) { return h.first == id; }); });
 }
 
 HookHandle Tensor::register_post_accumulate_grad_hook(std::function<void(const Tensor&)> f) const {
   Leaf* l = leaf();
-  LOCKSTEP_CHECK(l, AutogradError, "register_post_accumulate_grad_hook: the tensor is not a leaf that requires grad");
+  LOCKSTEP_CHECK(l, AutogradError,
+                 "register_post_accumulate_grad_hook: the tensor is not a leaf that requires grad");
   const uint64_t id = next_hook_id();
   l->post_hooks.emplace_back(id, std::move(f));
-  return HookHandle([kept = Ref<Leaf>(l), id] { std::erase_if(kept->post_hooks, [&](auto& h) { return h.first == id; }); });
+  return HookHandle([kept = Ref<Leaf>(l), id] {
+    std::erase_if(kept->post_hooks, [&](auto& h) { return h.first == id; });
+  });
 }
 
 // ---- creation ----
@@ -133,8 +140,8 @@ Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions o
   auto bytes = static_cast<int64_t>(size_of(options.dtype));
   for (int64_t d : shape) {
     LOCKSTEP_CHECK(d >= 0, ShapeError, "empty: negative size in shape ", shape);
-    LOCKSTEP_CHECK(!__builtin_mul_overflow(bytes, d, &bytes), OutOfMemory, "empty: shape ", shape, " of ", options.dtype,
-                   " has more bytes than 64 bits can count");
+    LOCKSTEP_CHECK(!__builtin_mul_overflow(bytes, d, &bytes), OutOfMemory, "empty: shape ", shape,
+                   " of ", options.dtype, " has more bytes than 64 bits can count");
   }
   auto body = make_ref<TensorBody>();
   body->storage = Storage::allocate(static_cast<size_t>(bytes), options.device);
@@ -149,7 +156,8 @@ Tensor empty(const Shape& shape, TensorOptions options) {
 }
 Tensor empty_like(const Tensor& like) {
   const TensorOptions options{.dtype = like.dtype(), .device = like.device()};
-  return like.is_channels_last() ? empty_strided(like.shape(), like.strides(), options) : empty(like.shape(), options);
+  return like.is_channels_last() ? empty_strided(like.shape(), like.strides(), options)
+                                 : empty(like.shape(), options);
 }
 Tensor full(const Shape& shape, double value, TensorOptions options) {
   Tensor t = empty(shape, {.dtype = options.dtype, .device = options.device});
@@ -173,11 +181,13 @@ Tensor arange(int64_t start, int64_t stop, int64_t step, TensorOptions options) 
   return options.requires_grad ? t.requires_grad_() : t;
 }
 
-Tensor from_blob(void* data, const Shape& shape, TensorOptions options, std::function<void()> release) {
+Tensor from_blob(void* data, const Shape& shape, TensorOptions options,
+                 std::function<void()> release) {
   LOCKSTEP_CHECK(data || shape.numel() == 0, ValueError, "from_blob: null data for shape ", shape);
   auto body = make_ref<TensorBody>();
-  body->storage = make_ref<Storage>(data, static_cast<size_t>(shape.numel()) * size_of(options.dtype), options.device,
-                                    std::move(release));
+  body->storage =
+      make_ref<Storage>(data, static_cast<size_t>(shape.numel()) * size_of(options.dtype),
+                        options.device, std::move(release));
   body->shape = shape;
   body->strides = contiguous_strides(shape);
   body->dtype = options.dtype;
@@ -201,12 +211,14 @@ namespace {
 
 void print_dim(std::string& text, const Tensor& t, int64_t edge) {
   if (t.dim() == 0) {
-    if (t.dtype() == DType::boolean) append(text, t.item<bool>());
+    if (t.dtype() == DType::boolean)
+      append(text, t.item<bool>());
     else if (is_floating(t.dtype())) {
       char buffer[32];
       std::snprintf(buffer, sizeof buffer, "%.5g", t.item<double>());
       text += buffer;
-    } else append(text, t.item<int64_t>());
+    } else
+      append(text, t.item<int64_t>());
     return;
   }
   text += '[';
@@ -233,7 +245,8 @@ std::string Tensor::to_string() const {
   }
   text += str_cat("shape ", shape(), ", ", dtype());
   if (!device().is_cpu()) text += str_cat(", ", device());
-  if (requires_grad()) text += is_leaf() ? std::string(", requires_grad") : str_cat(", grad_fn ", node()->name());
+  if (requires_grad())
+    text += is_leaf() ? std::string(", requires_grad") : str_cat(", grad_fn ", node()->name());
   return text + ")";
 }
 

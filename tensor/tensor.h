@@ -1,5 +1,5 @@
-// Tensor: an n-dimensional array with its gradient inside. A Tensor is a handle: copying it shares the
-// data. Shapes are row-major with strides; views (slice, transpose, view...) share storage.
+// Tensor: an n-dimensional array with its gradient inside. A Tensor is a handle: copying it shares
+// the data. Shapes are row-major with strides; views (slice, transpose, view...) share storage.
 //
 //   Tensor w = randn({3, 4}).requires_grad_();
 //   Tensor loss = matmul(x, w).square().mean();
@@ -33,7 +33,8 @@ struct TensorOptions {
   bool requires_grad = false;
 };
 
-/// A half-open range of one dimension, as Python's start:stop:step; negative numbers count from the end.
+/// A half-open range of one dimension, as Python's start:stop:step; negative numbers count from the
+/// end.
 struct Slice {
   int64_t start = 0;
   int64_t stop = std::numeric_limits<int64_t>::max();
@@ -42,7 +43,8 @@ struct Slice {
 
 struct BackwardOptions {
   bool retain_graph = false;  // keep saved tensors for another backward
-  bool create_graph = false;  // record the backward itself, for higher derivatives; implies retain_graph
+  bool create_graph =
+      false;  // record the backward itself, for higher derivatives; implies retain_graph
 };
 
 /// Removes its hook when told to, or never; copyable, and harmless after the tensor is gone.
@@ -58,8 +60,8 @@ class LOCKSTEP_API HookHandle {
   std::function<void()> remove_;
 };
 
-/// The body a Tensor points to. `node` is where it came from: an op's Node, a Leaf, or null when nothing
-/// differentiates through it.
+/// The body a Tensor points to. `node` is where it came from: an op's Node, a Leaf, or null when
+/// nothing differentiates through it.
 struct LOCKSTEP_API TensorBody final : RefCounted {
   Ref<Storage> storage;
   int64_t offset = 0;  // in elements
@@ -100,11 +102,13 @@ class LOCKSTEP_API Tensor {
   /// The first element. T must be the dtype's C++ type.
   template <class T>
   T* data() const {
-    LOCKSTEP_CHECK(dtype() == dtype_of<T>(), DTypeError, "data<", dtype_of<T>(), ">: the tensor is ", dtype());
+    LOCKSTEP_CHECK(dtype() == dtype_of<T>(), DTypeError, "data<", dtype_of<T>(),
+                   ">: the tensor is ", dtype());
     return static_cast<T*>(storage().data()) + body_->offset;
   }
   void* data_ptr() const {
-    return static_cast<char*>(storage().data()) + body_->offset * static_cast<int64_t>(size_of(dtype()));
+    return static_cast<char*>(storage().data()) +
+           body_->offset * static_cast<int64_t>(size_of(dtype()));
   }
   Storage& storage() const { return *body().storage; }
   /// The value of a tensor of one element, converted to T.
@@ -188,7 +192,8 @@ class LOCKSTEP_API Tensor {
   Tensor matmul(const Tensor& other) const;
 
   TensorBody& body() const {
-    LOCKSTEP_CHECK(body_, Error, "tensor: it is undefined (a default-constructed Tensor, or an absent gradient)");
+    LOCKSTEP_CHECK(body_, Error,
+                   "tensor: it is undefined (a default-constructed Tensor, or an absent gradient)");
     return *body_;
   }
   const Ref<TensorBody>& ref() const { return body_; }
@@ -223,7 +228,8 @@ void Tensor::read_into(std::vector<T>& values) const {
 /// Uninitialised elements.
 LOCKSTEP_API Tensor empty(const Shape& shape, TensorOptions options = {});
 /// Uninitialised, with the given memory order: strides must be a permutation without gaps.
-LOCKSTEP_API Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions options = {});
+LOCKSTEP_API Tensor empty_strided(const Shape& shape, const Strides& strides,
+                                  TensorOptions options = {});
 /// Uninitialised, in shape, memory order, dtype and device of `like`.
 LOCKSTEP_API Tensor empty_like(const Tensor& like);
 LOCKSTEP_API Tensor full(const Shape& shape, double value, TensorOptions options = {});
@@ -232,7 +238,8 @@ LOCKSTEP_API Tensor ones(const Shape& shape, TensorOptions options = {});
 LOCKSTEP_API Tensor zeros_like(const Tensor& like);
 LOCKSTEP_API Tensor ones_like(const Tensor& like);
 /// start, start + step, ... below stop; i64 unless `options` says otherwise.
-LOCKSTEP_API Tensor arange(int64_t start, int64_t stop, int64_t step = 1, TensorOptions options = {.dtype = DType::i64});
+LOCKSTEP_API Tensor arange(int64_t start, int64_t stop, int64_t step = 1,
+                           TensorOptions options = {.dtype = DType::i64});
 /// A view of the caller's memory, which must outlive it, unless `release` lets it go.
 LOCKSTEP_API Tensor from_blob(void* data, const Shape& shape, TensorOptions options = {},
                               std::function<void()> release = {});
@@ -242,8 +249,8 @@ LOCKSTEP_API Tensor scalar(double value, TensorOptions options = {});
 /// A copy of `values`, in row-major order; the dtype is T's unless `options` is given.
 template <class T>
 Tensor tensor(const std::vector<T>& values, const Shape& shape, TensorOptions options) {
-  LOCKSTEP_CHECK(shape.numel() == static_cast<int64_t>(values.size()), ShapeError, "tensor: ", values.size(),
-                 " values do not fill shape ", shape);
+  LOCKSTEP_CHECK(shape.numel() == static_cast<int64_t>(values.size()), ShapeError,
+                 "tensor: ", values.size(), " values do not fill shape ", shape);
   Tensor t = empty(shape, {.dtype = options.dtype, .device = {}});
   dispatch("tensor", options.dtype, [&]<class E>(TypeTag<E>) {
     E* p = t.data<E>();

@@ -1,5 +1,6 @@
-// Views and copies of a tensor: how shapes and strides are rearranged, and what that means for gradients.
-// A view's derivative is the inverse rearrangement, so each op's backward is one line beside it.
+// Views and copies of a tensor: how shapes and strides are rearranged, and what that means for
+// gradients. A view's derivative is the inverse rearrangement, so each op's backward is one line
+// beside it.
 #include <algorithm>
 
 #include <lockstep/tensor/op.h>
@@ -19,7 +20,8 @@ Tensor alias(const Tensor& x, const Shape& shape, const Strides& strides, int64_
   return y;
 }
 
-/// apply() for ops that alias: a view that gradients flow through is counted, so that in-place ops know of it.
+/// apply() for ops that alias: a view that gradients flow through is counted, so that in-place ops
+/// know of it.
 template <class Op>
 Tensor apply_view(Op op, const Tensor& x) {
   Tensor y = apply(std::move(op), x);
@@ -38,7 +40,8 @@ bool view_strides(const Tensor& x, const Shape& shape, Strides* out) {
   int old_d = x.dim() - 1, new_d = shape.dims() - 1;
   while (old_d >= 0) {
     int64_t run = x.shape()[old_d], base = x.strides()[old_d];
-    while (old_d > 0 && (x.shape()[old_d - 1] == 1 || x.strides()[old_d - 1] == run * base || run == 1)) {
+    while (old_d > 0 &&
+           (x.shape()[old_d - 1] == 1 || x.strides()[old_d - 1] == run * base || run == 1)) {
       if (run == 1) base = x.strides()[old_d - 1];
       run *= x.shape()[--old_d];
     }
@@ -71,8 +74,8 @@ Shape complete_shape(std::string_view op, Shape shape, const Tensor& x) {
                    " elements does not fill ", shape);
     shape[hole] = x.numel() / known;
   }
-  LOCKSTEP_CHECK(shape.numel() == x.numel(), ShapeError, op, ": shape ", x.shape(), " has ", x.numel(),
-                 " elements, ", shape, " has ", shape.numel());
+  LOCKSTEP_CHECK(shape.numel() == x.numel(), ShapeError, op, ": shape ", x.shape(), " has ",
+                 x.numel(), " elements, ", shape, " has ", shape.numel());
   return shape;
 }
 
@@ -84,11 +87,14 @@ struct View {
   Tensor forward(const Tensor& x) {
     from = x.shape();
     Strides strides;
-    LOCKSTEP_CHECK(view_strides(x, shape, &strides), ShapeError, "view: shape ", x.shape(), " with strides ", x.strides(),
-                   " cannot be seen as ", shape, " without a copy; use reshape");
+    LOCKSTEP_CHECK(view_strides(x, shape, &strides), ShapeError, "view: shape ", x.shape(),
+                   " with strides ", x.strides(), " cannot be seen as ", shape,
+                   " without a copy; use reshape");
     return alias(x, shape, strides, x.body().offset);
   }
-  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const { dx.set(0, dy.reshape(from)); }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
+    dx.set(0, dy.reshape(from));
+  }
 };
 
 struct Permute {
@@ -121,16 +127,19 @@ struct Expand {
     LOCKSTEP_CHECK(lead >= 0, ShapeError, "expand: ", x.shape(), " does not broadcast to ", shape);
     Strides strides = Shape::filled(shape.dims(), 0);
     for (int i = 0; i < x.dim(); ++i) {
-      LOCKSTEP_CHECK(x.shape()[i] == shape[lead + i] || x.shape()[i] == 1, ShapeError, "expand: ", x.shape(),
-                     " does not broadcast to ", shape);
+      LOCKSTEP_CHECK(x.shape()[i] == shape[lead + i] || x.shape()[i] == 1, ShapeError,
+                     "expand: ", x.shape(), " does not broadcast to ", shape);
       if (x.shape()[i] == shape[lead + i]) strides[lead + i] = x.strides()[i];
     }
     return alias(x, shape, strides, x.body().offset);
   }
-  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const { dx.set(0, sum_to(dy, from)); }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
+    dx.set(0, sum_to(dy, from));
+  }
 };
 
-/// y[i] = x[start + i * step] along one dimension; its transpose, SliceBackward, scatters into zeros.
+/// y[i] = x[start + i * step] along one dimension; its transpose, SliceBackward, scatters into
+/// zeros.
 struct SliceOp {
   static constexpr const char* name = "slice";
   static constexpr unsigned saves = 0;
@@ -156,7 +165,9 @@ struct SliceBackward {
     part.copy_(dy);
     return dx;
   }
-  void backward(const Saved&, const Tensor& ddx, InputGradients& out) const { out.set(0, apply_view(slice, ddx)); }
+  void backward(const Saved&, const Tensor& ddx, InputGradients& out) const {
+    out.set(0, apply_view(slice, ddx));
+  }
 };
 void SliceOp::backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
   dx.set(0, apply(SliceBackward{*this}, dy));
@@ -191,17 +202,22 @@ struct Convert {
   DType from = DType::f32;
   Tensor forward(const Tensor& x) {
     from = x.dtype();
-    Tensor y = x.is_channels_last() ? empty_strided(x.shape(), x.strides(), {.dtype = dtype, .device = x.device()})
-                                    : empty(x.shape(), {.dtype = dtype, .device = x.device()});
+    Tensor y = x.is_channels_last()
+                   ? empty_strided(x.shape(), x.strides(), {.dtype = dtype, .device = x.device()})
+                   : empty(x.shape(), {.dtype = dtype, .device = x.device()});
     detail::copy_kernel(y, x);
     return y;
   }
-  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const { dx.set(0, dy.to(from)); }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
+    dx.set(0, dy.to(from));
+  }
 };
 
 }  // namespace
 
-Tensor Tensor::view(const Shape& shape) const { return apply_view(View{complete_shape("view", shape, *this)}, *this); }
+Tensor Tensor::view(const Shape& shape) const {
+  return apply_view(View{complete_shape("view", shape, *this)}, *this);
+}
 
 Tensor Tensor::reshape(const Shape& shape) const {
   const Shape full = complete_shape("reshape", shape, *this);
@@ -212,7 +228,8 @@ Tensor Tensor::reshape(const Shape& shape) const {
 
 Tensor Tensor::flatten(int64_t start, int64_t end) const {
   const int a = wrap_dim("flatten", start, dim()), b = wrap_dim("flatten", end, dim());
-  LOCKSTEP_CHECK(a <= b, IndexError, "flatten: start dimension ", start, " comes after end dimension ", end);
+  LOCKSTEP_CHECK(a <= b, IndexError, "flatten: start dimension ", start,
+                 " comes after end dimension ", end);
   Shape shape;
   for (int i = 0; i < a; ++i) shape.push_back(this->shape()[i]);
   int64_t n = 1;
@@ -225,10 +242,12 @@ Tensor Tensor::flatten(int64_t start, int64_t end) const {
 Tensor Tensor::permute(const Shape& order) const {
   Shape wrapped;
   unsigned seen = 0;
-  LOCKSTEP_CHECK(order.dims() == dim(), ShapeError, "permute: ", order, " does not name each of ", dim(), " dimensions");
+  LOCKSTEP_CHECK(order.dims() == dim(), ShapeError, "permute: ", order, " does not name each of ",
+                 dim(), " dimensions");
   for (int64_t d : order) {
     const int w = wrap_dim("permute", d, dim());
-    LOCKSTEP_CHECK(!(seen & 1u << w), ShapeError, "permute: dimension ", d, " is named twice in ", order);
+    LOCKSTEP_CHECK(!(seen & 1u << w), ShapeError, "permute: dimension ", d, " is named twice in ",
+                   order);
     seen |= 1u << w;
     wrapped.push_back(w);
   }
@@ -238,7 +257,8 @@ Tensor Tensor::permute(const Shape& order) const {
 Tensor Tensor::transpose(int64_t a, int64_t b) const {
   Shape order;
   for (int i = 0; i < dim(); ++i) order.push_back(i);
-  if (dim() > 0) std::swap(order[wrap_dim("transpose", a, dim())], order[wrap_dim("transpose", b, dim())]);
+  if (dim() > 0)
+    std::swap(order[wrap_dim("transpose", a, dim())], order[wrap_dim("transpose", b, dim())]);
   return permute(order);
 }
 
@@ -258,8 +278,10 @@ Tensor Tensor::unsqueeze(int64_t dim) const {
 Tensor Tensor::expand(const Shape& shape) const {
   Shape full = shape;  // -1 keeps a size, as in PyTorch
   for (int i = 0; i < full.dims(); ++i)
-    if (const int own = i - (full.dims() - dim()); full[i] == -1 && own >= 0) full[i] = this->shape()[own];
-  for (int64_t d : full) LOCKSTEP_CHECK(d >= 0, ShapeError, "expand: ", this->shape(), " does not broadcast to ", shape);
+    if (const int own = i - (full.dims() - dim()); full[i] == -1 && own >= 0)
+      full[i] = this->shape()[own];
+  for (int64_t d : full)
+    LOCKSTEP_CHECK(d >= 0, ShapeError, "expand: ", this->shape(), " does not broadcast to ", shape);
   return apply_view(Expand{full}, *this);
 }
 
@@ -270,27 +292,30 @@ Tensor Tensor::slice(int64_t dim, Slice range) const {
   const int64_t n = shape()[d];
   auto clip = [n](int64_t i) { return std::clamp<int64_t>(i < 0 ? i + n : i, 0, n); };
   const int64_t start = clip(range.start), stop = std::max(clip(range.stop), start);
-  return apply_view(SliceOp{d, start, (stop - start + range.step - 1) / range.step, range.step}, *this);
+  return apply_view(SliceOp{d, start, (stop - start + range.step - 1) / range.step, range.step},
+                    *this);
 }
 
 Tensor Tensor::narrow(int64_t dim, int64_t start, int64_t length) const {
   const int64_t n = size(dim);
-  LOCKSTEP_CHECK(start >= 0 && length >= 0 && start <= n - length, IndexError, "narrow: ", start, " .. ", start + length,
-                 " is outside dimension ", dim, " of shape ", shape());
+  LOCKSTEP_CHECK(start >= 0 && length >= 0 && start <= n - length, IndexError, "narrow: ", start,
+                 " .. ", start + length, " is outside dimension ", dim, " of shape ", shape());
   return slice(dim, {.start = start, .stop = start + length});
 }
 
 Tensor Tensor::select(int64_t dim, int64_t index) const {
   LOCKSTEP_CHECK(this->dim() > 0, ShapeError, "select: a 0-d tensor cannot be indexed");
   const int64_t n = size(dim);
-  LOCKSTEP_CHECK(index >= -n && index < n, IndexError, "select: index ", index, " is out of range for dimension ", dim,
-                 " of shape ", shape());
+  LOCKSTEP_CHECK(index >= -n && index < n, IndexError, "select: index ", index,
+                 " is out of range for dimension ", dim, " of shape ", shape());
   return narrow(dim, index < 0 ? index + n : index, 1).squeeze(dim);
 }
 
 Tensor Tensor::contiguous() const { return is_contiguous() ? *this : apply(Contiguous{}, *this); }
 Tensor Tensor::clone() const { return apply(Clone{}, *this); }
-Tensor Tensor::to(DType dtype) const { return dtype == this->dtype() ? *this : apply(Convert{dtype}, *this); }
+Tensor Tensor::to(DType dtype) const {
+  return dtype == this->dtype() ? *this : apply(Convert{dtype}, *this);
+}
 Tensor Tensor::to(Device device) const {
   LOCKSTEP_CHECK(device == this->device(), DeviceError, "to: no kernels are loaded for ", device);
   return *this;
@@ -318,13 +343,17 @@ struct Copy {
 
 Tensor& Tensor::copy_(const Tensor& source) {
   for (int d = 0; d < dim(); ++d)
-    LOCKSTEP_CHECK(strides()[d] != 0 || shape()[d] <= 1, ShapeError, "copy_: the tensor repeats its elements along dimension ", d,
-                   " of ", shape(), "; clone() it first");
-  if (source.storage().data() == storage().data() && !is_same(source)) return copy_(source.clone());  // they may overlap
+    LOCKSTEP_CHECK(strides()[d] != 0 || shape()[d] <= 1, ShapeError,
+                   "copy_: the tensor repeats its elements along dimension ", d, " of ", shape(),
+                   "; clone() it first");
+  if (source.storage().data() == storage().data() && !is_same(source))
+    return copy_(source.clone());  // they may overlap
   if (is_grad_enabled() && (requires_grad() || source.requires_grad())) {
-    LOCKSTEP_CHECK(!leaf(), AutogradError, "copy_: in-place change of a leaf that requires grad; use NoGradGuard");
-    LOCKSTEP_CHECK(storage().views() == 0 && !body().is_view, AutogradError,
-                   "copy_: the tensor is a view, or has views, that gradients flow through; clone() it first");
+    LOCKSTEP_CHECK(!leaf(), AutogradError,
+                   "copy_: in-place change of a leaf that requires grad; use NoGradGuard");
+    LOCKSTEP_CHECK(
+        storage().views() == 0 && !body().is_view, AutogradError,
+        "copy_: the tensor is a view, or has views, that gradients flow through; clone() it first");
     const Tensor before = *this;
     // The node of this tensor so far becomes an input of the copy's node.
     apply(Copy{}, before, source);

@@ -17,8 +17,10 @@ void set_warning_handler(std::function<void(const std::string&)> h) {
 namespace detail {
 void emit_warning(const std::string& text) {
   std::lock_guard lock(mutex);
-  if (handler) handler(text);
-  else std::fprintf(stderr, "lockstep: warning: %s\n", text.c_str());
+  if (handler)
+    handler(text);
+  else
+    std::fprintf(stderr, "lockstep: warning: %s\n", text.c_str());
 }
 }  // namespace detail
 

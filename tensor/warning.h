@@ -8,7 +8,8 @@
 
 namespace lockstep {
 
-/// Takes over all warnings of the process; an empty function restores the default, one line on stderr.
+/// Takes over all warnings of the process; an empty function restores the default, one line on
+/// stderr.
 LOCKSTEP_API void set_warning_handler(std::function<void(const std::string&)> handler);
 
 namespace detail {

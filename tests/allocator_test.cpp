@@ -1,4 +1,5 @@
-// The caching allocator, seen through tensors: alignment, reuse, statistics, threads and the end of memory.
+// The caching allocator, seen through tensors: alignment, reuse, statistics, threads and the end of
+// memory.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// The demo as its user meets it: real processes on a small data set, good and bad input, one message each.
+// The demo as its user meets it: real processes on a small data set, good and bad input, one
+// message each.
 #include <doctest/doctest.h>
 
 #include <cstdio>
@@ -25,13 +26,15 @@ void write_split(const fs::path& folder, const std::string& name, int count, int
   auto big_endian = [](std::ofstream& out, uint32_t v) {
     for (int shift : {24, 16, 8, 0}) out.put(static_cast<char>(v >> shift));
   };
-  std::ofstream images(folder / (name + "-images-idx3-ubyte"), std::ios::binary), labels(folder / (name + "-labels-idx1-ubyte"), std::ios::binary);
+  std::ofstream images(folder / (name + "-images-idx3-ubyte"), std::ios::binary),
+      labels(folder / (name + "-labels-idx1-ubyte"), std::ios::binary);
   for (uint32_t v : {0x803u, static_cast<uint32_t>(count), 28u, 28u}) big_endian(images, v);
   for (uint32_t v : {0x801u, static_cast<uint32_t>(count)}) big_endian(labels, v);
   for (int i = 0; i < count; ++i) {
     const int label = i * 7 % 10;
     for (int y = 0; y < 28; ++y)
-      for (int x = 0; x < 28; ++x) images.put(static_cast<char>(y / 2 == label ? 200 : (i * 31 + y * x) % 50));
+      for (int x = 0; x < 28; ++x)
+        images.put(static_cast<char>(y / 2 == label ? 200 : (i * 31 + y * x) % 50));
     labels.put(static_cast<char>(i == bad_label ? 11 : label));
   }
 }
@@ -52,11 +55,20 @@ ranks::Ended run(std::vector<std::string> command, double deadline = 60) {
   return e;
 }
 ranks::Ended mnist(int size, const fs::path& data, std::vector<std::string> more = {}) {
-  std::vector<std::string> command{kBin + "/lockstep-run", "-n", std::to_string(size), kBin + "/mnist", "--data", data.string(), "--threads", "1"};
+  std::vector<std::string> command{kBin + "/lockstep-run",
+                                   "-n",
+                                   std::to_string(size),
+                                   kBin + "/mnist",
+                                   "--data",
+                                   data.string(),
+                                   "--threads",
+                                   "1"};
   command.insert(command.end(), more.begin(), more.end());
   return run(command);
 }
-bool has(const ranks::Ended& e, const std::string& part) { return e.output.find(part) != std::string::npos; }
+bool has(const ranks::Ended& e, const std::string& part) {
+  return e.output.find(part) != std::string::npos;
+}
 
 std::vector<double> weights(const fs::path& file) {
   std::vector<double> all;
@@ -72,7 +84,9 @@ TEST_CASE("mnist trains on one rank and on two, evaluates each sample once and s
   std::vector<std::vector<double>> saved;
   for (int size : {1, 2}) {
     const fs::path file = data.path() / ("model" + std::to_string(size) + ".safetensors");
-    const auto e = mnist(size, data.path(), {"--epochs", "2", "--batch-size", std::to_string(32 / size), "--save", file.string()});
+    const auto e = mnist(
+        size, data.path(),
+        {"--epochs", "2", "--batch-size", std::to_string(32 / size), "--save", file.string()});
     CHECK_MESSAGE(e.code == 0, e.output);
     CHECK_MESSAGE(has(e, "test accuracy 1"), e.output);  // 100.00 %, or close by
     CHECK_MESSAGE(has(e, "epoch 2/2"), e.output);
@@ -85,8 +99,12 @@ TEST_CASE("mnist trains on one rank and on two, evaluates each sample once and s
 TEST_CASE("accumulated micro-batches on two ranks follow one rank with the joint batch") {
   const Data data;
   const fs::path joint = data.path() / "joint", parts = data.path() / "parts";
-  CHECK(mnist(1, data.path(), {"--epochs", "1", "--batch-size", "64", "--save", joint.string()}).code == 0);
-  CHECK(mnist(2, data.path(), {"--epochs", "1", "--batch-size", "8", "--gradient_accumulation_steps", "4", "--save", parts.string()}).code == 0);
+  CHECK(mnist(1, data.path(), {"--epochs", "1", "--batch-size", "64", "--save", joint.string()})
+            .code == 0);
+  CHECK(mnist(2, data.path(),
+              {"--epochs", "1", "--batch-size", "8", "--gradient_accumulation_steps", "4", "--save",
+               parts.string()})
+            .code == 0);
   CHECK(equality::difference(weights(parts), weights(joint)) <= 1e-4);
 }
 
@@ -101,7 +119,9 @@ TEST_CASE("bad input ends with one clear message and a code") {
   const Data mislabelled(17);
   const Data truncated, magic;
   fs::resize_file(truncated.path() / "train-images-idx3-ubyte", 100000);
-  std::fstream(magic.path() / "t10k-labels-idx1-ubyte", std::ios::in | std::ios::out | std::ios::binary).write("abcd", 4);
+  std::fstream(magic.path() / "t10k-labels-idx1-ubyte",
+               std::ios::in | std::ios::out | std::ios::binary)
+      .write("abcd", 4);
   const std::vector<Bad> cases{
       {{mnist, "--data", "/nowhere/at/all"}, 1, {"/nowhere/at/all", "train-images-idx3-ubyte"}},
       {{mnist, "--data", truncated.path().string()}, 1, {"train-images-idx3-ubyte"}},
@@ -110,7 +130,10 @@ TEST_CASE("bad input ends with one clear message and a code") {
       {{mnist, "--no-such-option"}, 2, {"--no-such-option"}},
       {{mnist, "--epochs", "many"}, 2, {"--epochs"}},
       {{mnist, "--data", folder, "--lr", "1e30", "--epochs", "5"}, 1, {"loss", "nan", "--lr"}},
-      {{mnist, "--data", folder, "--epochs", "1", "--batch-size", "32", "--save", "/nowhere/model.safetensors"}, 1, {"/nowhere/model.safetensors"}},
+      {{mnist, "--data", folder, "--epochs", "1", "--batch-size", "32", "--save",
+        "/nowhere/model.safetensors"},
+       1,
+       {"/nowhere/model.safetensors"}},
   };
   for (const Bad& bad : cases) {
     const auto e = run(bad.command);
@@ -133,8 +156,9 @@ TEST_CASE("bad input on ranks ends them all with that rank's code") {
 TEST_CASE("a full disk while saving leaves no half-written file") {
   const Data data;
   const TemporaryFolder out;
-  const std::string script = "trap '' XFSZ; ulimit -f 100; exec " + kBin + "/mnist --threads 1 --epochs 1 --data " +
-                             data.path().string() + " --save " + out / "model.safetensors";
+  const std::string script = "trap '' XFSZ; ulimit -f 100; exec " + kBin +
+                             "/mnist --threads 1 --epochs 1 --data " + data.path().string() +
+                             " --save " + out / "model.safetensors";
   const auto e = run({"bash", "-c", script});
   CHECK_MESSAGE(e.code == 1, e.output);
   CHECK_MESSAGE(has(e, "model.safetensors"), e.output);
@@ -153,6 +177,7 @@ TEST_CASE("a failed save ends every rank with an error") {
 TEST_CASE("--help names every option") {
   const auto e = run({kBin + "/mnist", "--help"});
   CHECK(e.code == 0);
-  for (const char* option : {"--epochs", "--batch-size", "--lr", "--seed", "--data", "--save", "--gradient-accumulation-steps", "--threads"})
+  for (const char* option : {"--epochs", "--batch-size", "--lr", "--seed", "--data", "--save",
+                             "--gradient-accumulation-steps", "--threads"})
     CHECK_MESSAGE(has(e, option), option);
 }

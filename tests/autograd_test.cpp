@@ -1,5 +1,5 @@
-// The walk of backward: what it adds up and in which order, what it refuses, what it keeps alive and what
-// it lets go. Hooks, watchers and slots have a file of their own.
+// The walk of backward: what it adds up and in which order, what it refuses, what it keeps alive
+// and what it lets go. Hooks, watchers and slots have a file of their own.
 #include <doctest/doctest.h>
 #include <pthread.h>
 

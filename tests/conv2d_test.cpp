@@ -1,5 +1,5 @@
-// conv2d against seven loops in double: every option, both memory orders, and batches that do not divide
-// into equal blocks.
+// conv2d against seven loops in double: every option, both memory orders, and batches that do not
+// divide into equal blocks.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -74,8 +74,8 @@ void check_case(DType dtype, const Shape& x_shape, const Shape& w_shape, const S
     return t.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2});
   };
   for (bool channels_last : {false, true}) {
-    INFO(str_cat(dtype, ", x ", x_shape, ", w ", w_shape, ", groups ", o.groups, ", bias ", with_bias,
-             ", channels-last ", channels_last));
+    INFO(str_cat(dtype, ", x ", x_shape, ", w ", w_shape, ", groups ", o.groups, ", bias ",
+                 with_bias, ", channels-last ", channels_last));
     Tensor xi = (channels_last ? last(x) : x.clone()).requires_grad_(),
            wi = w.clone().requires_grad_(), bi;
     if (with_bias) bi = b.clone().requires_grad_();
@@ -158,7 +158,7 @@ TEST_CASE("first and second derivatives, for every pair of inputs that wants the
       {}, {.stride = 2, .padding = 1}, {.padding = {0, 1}, .dilation = {1, 2}}, {.groups = 2}};
   for (const Conv2dOptions& o : all) {
     INFO(str_cat("stride ", o.stride.h, ", padding ", o.padding.w, ", dilation ", o.dilation.w,
-             ", groups ", o.groups));
+                 ", groups ", o.groups));
     const auto f = [&](Inputs in) {
       return conv2d(in[0], in[1], in.size() > 2 ? in[2] : Tensor(), o);
     };

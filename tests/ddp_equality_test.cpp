@@ -1,4 +1,5 @@
-// W ranks equal one process: as threads over `local` and as processes over `shm`; and planted faults do not.
+// W ranks equal one process: as threads over `local` and as processes over `shm`; and planted
+// faults do not.
 #include <doctest/doctest.h>
 
 #include "equality.h"
@@ -14,7 +15,8 @@ namespace {
 void check_rank(const dist::Group& group) {
   const Setup setup{.most_delay_ms = 20, .delay_seed = 1};
   const Outcome one = train(dist::Group(), {}), mine = train(group, setup);
-  ranks::require(difference(mine.weights, one.weights) <= 1e-12, str_cat("differs from one process by ", difference(mine.weights, one.weights)));
+  ranks::require(difference(mine.weights, one.weights) <= 1e-12,
+                 str_cat("differs from one process by ", difference(mine.weights, one.weights)));
   if (group.size() > 1) {
     ranks::require(mine.buckets >= 4, str_cat("only ", mine.buckets, " buckets"));
     ranks::require(mine.overlapped, "no first bucket was reduced before backward's last node ran");
@@ -22,7 +24,8 @@ void check_rank(const dist::Group& group) {
   // All ranks hold the same bits, and a second run with other delays as well.
   const Tensor weights = tensor(mine.weights), all = group.all_gather(weights);
   for (int r = 0; r < group.size(); ++r)
-    ranks::require(all[r].to_vector<double>() == mine.weights, str_cat("rank ", r, " holds other bits"));
+    ranks::require(all[r].to_vector<double>() == mine.weights,
+                   str_cat("rank ", r, " holds other bits"));
   const Outcome again = train(group, {.most_delay_ms = 5, .delay_seed = 2});
   ranks::require(again.weights == mine.weights, "a second run gave other bits");
 
@@ -81,8 +84,11 @@ class FaultyWork final : public dist::Work {
 
 class FaultyGroup final : public dist::WrappedGroup {
  public:
-  FaultyGroup(std::shared_ptr<ProcessGroup> inner, Fault fault) : WrappedGroup(std::move(inner)), fault_(fault) {}
-  std::shared_ptr<ProcessGroup> child() override { return std::make_shared<FaultyGroup>(inner_->child(), fault_); }
+  FaultyGroup(std::shared_ptr<ProcessGroup> inner, Fault fault)
+      : WrappedGroup(std::move(inner)), fault_(fault) {}
+  std::shared_ptr<ProcessGroup> child() override {
+    return std::make_shared<FaultyGroup>(inner_->child(), fault_);
+  }
   dist::WorkPtr all_reduce(Tensor t, dist::ReduceOp op, dist::CollectiveOptions o) override {
     if (fault_ == Fault::none || t.dim() != 1) return inner_->all_reduce(t, op, o);
     if (fault_ == Fault::sum_for_mean) return inner_->all_reduce(t, dist::ReduceOp::sum, o);
@@ -102,7 +108,8 @@ class FaultyGroup final : public dist::WrappedGroup {
     } else {
       last_ = t;
     }
-    return std::make_shared<FaultyWork>(inner_->all_reduce(t, op, o), after, fault_ != Fault::not_awaited);
+    return std::make_shared<FaultyWork>(inner_->all_reduce(t, op, o), after,
+                                        fault_ != Fault::not_awaited);
   }
 
  private:
@@ -113,12 +120,15 @@ class FaultyGroup final : public dist::WrappedGroup {
 double difference_with(Fault fault) {
   const Outcome one = train(dist::Group(), {});
   std::atomic<double> most = 0;
-  dist::run_local(2, [&](dist::Group group) {
-    const auto faulty = std::make_shared<FaultyGroup>(group.shared(), fault);
-    const Outcome mine = train(dist::Group(faulty), {.most_delay_ms = 3});
-    const double d = difference(mine.weights, one.weights);
-    for (double m = most; d > m && !most.compare_exchange_weak(m, d);) {}
-  }, {.timeout = std::chrono::seconds(20)});
+  dist::run_local(2,
+                  [&](dist::Group group) {
+                    const auto faulty = std::make_shared<FaultyGroup>(group.shared(), fault);
+                    const Outcome mine = train(dist::Group(faulty), {.most_delay_ms = 3});
+                    const double d = difference(mine.weights, one.weights);
+                    for (double m = most; d > m && !most.compare_exchange_weak(m, d);) {
+                    }
+                  },
+                  {.timeout = std::chrono::seconds(20)});
   return most;
 }
 

@@ -1,4 +1,5 @@
-// What DistributedDataParallel does, rule by rule, on ranks as threads. Expected numbers are worked by hand.
+// What DistributedDataParallel does, rule by rule, on ranks as threads. Expected numbers are worked
+// by hand.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -23,26 +24,35 @@ constexpr double kTol = 1e-12;
 Tensor f64(std::vector<double> v) { return tensor(v); }
 Tensor f64(double v) { return scalar(v, {.dtype = DType::f64}); }
 void near(double got, double want, const std::string& what) {
-  require(std::abs(got - want) <= kTol * std::max(1.0, std::abs(want)), str_cat(what, ": got ", got, ", want ", want));
+  require(std::abs(got - want) <= kTol * std::max(1.0, std::abs(want)),
+          str_cat(what, ": got ", got, ", want ", want));
 }
 void equal_on_all(const Group& group, const Tensor& t, const std::string& what) {
   const Tensor all = group.all_gather(t.detach().contiguous());
-  for (int r = 1; r < group.size(); ++r) require(all[r].to_vector<double>() == all[0].to_vector<double>(), what + " differs between ranks");
+  for (int r = 1; r < group.size(); ++r)
+    require(all[r].to_vector<double>() == all[0].to_vector<double>(),
+            what + " differs between ranks");
 }
 
-/// Runs f on `size` ranks and returns what each threw ("" for nothing), so that misuse can be checked on all.
+/// Runs f on `size` ranks and returns what each threw ("" for nothing), so that misuse can be
+/// checked on all.
 std::vector<std::string> texts(int size, const std::function<void(Group)>& f) {
   std::vector<std::string> out(static_cast<size_t>(size));
-  run_local(size, [&](Group group) {
-    try {
-      f(group);
-    } catch (const std::exception& e) {
-      out[static_cast<size_t>(group.rank())] = e.what();
-    }
-  }, kQuick);
+  run_local(
+      size,
+      [&](Group group) {
+        try {
+          f(group);
+        } catch (const std::exception& e) {
+          out[static_cast<size_t>(group.rank())] = e.what();
+        }
+      },
+      kQuick);
   return out;
 }
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 /// Warnings of one scope.
 struct Warnings {
@@ -78,53 +88,68 @@ struct Odd : nn::Module {  // parameters of no dimension, of no element, and an 
 
 TEST_CASE("gradients are averaged, and at world size 1 nothing is attached") {
   for (int size : {1, 2, 3, 4})
-    CHECK_NOTHROW(run_local(size, [size](Group group) {
-      DistributedDataParallel net{Scalar{}, group};
-      net(f64(group.rank() + 1.0)).backward();
-      near(net.module().w.grad().item<double>(), (size + 1) / 2.0, "mean of 1 .. W");
-      require((net.module().w.leaf()->watcher != nullptr) == (size > 1), "watched only with peers");
-    }, kQuick));
+    CHECK_NOTHROW(run_local(
+        size,
+        [size](Group group) {
+          DistributedDataParallel net{Scalar{}, group};
+          net(f64(group.rank() + 1.0)).backward();
+          near(net.module().w.grad().item<double>(), (size + 1) / 2.0, "mean of 1 .. W");
+          require((net.module().w.leaf()->watcher != nullptr) == (size > 1),
+                  "watched only with peers");
+        },
+        kQuick));
 }
 
 TEST_CASE("mean losses equal the joint batch, sum losses are W times smaller") {
   for (int size : {2, 3, 4})
-    CHECK_NOTHROW(run_local(size, [size](Group group) {
-      manual_seed(1);
-      const Tensor x = randn({12, 5}, {.dtype = DType::f64}), y = randn({12, 2}, {.dtype = DType::f64});
-      const int64_t n = 12 / size;
-      for (bool mean : {true, false}) {
-        manual_seed(2);
-        nn::Linear one{5, 2}, many{5, 2};
-        one.to(DType::f64);
-        many.to(DType::f64);
-        many.load_state_dict(one.state_dict());
-        auto loss = [mean](Tensor p, Tensor q) { return mean ? mse_loss(p, q) : (p - q).square().sum(); };
-        loss(one(x), y).backward();
-        DistributedDataParallel net{many, group};
-        loss(net(x.narrow(0, group.rank() * n, n)), y.narrow(0, group.rank() * n, n)).backward();
-        const auto a = one.weight.grad().to_vector<double>(), b = many.weight.grad().to_vector<double>();
-        for (size_t i = 0; i < a.size(); ++i) near(b[i] * (mean ? 1 : size), a[i], "gradient");
-        equal_on_all(group, many.weight.grad(), "gradient");
-      }
-    }, kQuick));
+    CHECK_NOTHROW(run_local(
+        size,
+        [size](Group group) {
+          manual_seed(1);
+          const Tensor x = randn({12, 5}, {.dtype = DType::f64}),
+                       y = randn({12, 2}, {.dtype = DType::f64});
+          const int64_t n = 12 / size;
+          for (bool mean : {true, false}) {
+            manual_seed(2);
+            nn::Linear one{5, 2}, many{5, 2};
+            one.to(DType::f64);
+            many.to(DType::f64);
+            many.load_state_dict(one.state_dict());
+            auto loss = [mean](Tensor p, Tensor q) {
+              return mean ? mse_loss(p, q) : (p - q).square().sum();
+            };
+            loss(one(x), y).backward();
+            DistributedDataParallel net{many, group};
+            loss(net(x.narrow(0, group.rank() * n, n)), y.narrow(0, group.rank() * n, n))
+                .backward();
+            const auto a = one.weight.grad().to_vector<double>(),
+                       b = many.weight.grad().to_vector<double>();
+            for (size_t i = 0; i < a.size(); ++i) near(b[i] * (mean ? 1 : size), a[i], "gradient");
+            equal_on_all(group, many.weight.grad(), "gradient");
+          }
+        },
+        kQuick));
 }
 
 TEST_CASE("construction gives every rank rank 0's values, buffers too") {
   for (bool broadcast_buffers : {true, false})
-    CHECK_NOTHROW(run_local(3, [&](Group group) {
-      manual_seed(static_cast<uint64_t>(group.rank()));
-      nn::BatchNorm1d bn{4};
-      nn::Linear linear{3, 4};
-      {
-        NoGradGuard guard;
-        bn.running_mean.fill_(group.rank() + 5);
-      }
-      nn::Sequential model{std::move(linear), std::move(bn)};
-      DistributedDataParallel net{model, group, {.broadcast_buffers = broadcast_buffers}};
-      for (const Tensor& p : net.parameters()) equal_on_all(group, p, "parameter");
-      for (const auto& [name, b] : net.named_buffers()) equal_on_all(group, b, name);
-      near(net.named_buffers()[0].second[0].item<double>(), 5, "rank 0's running mean");
-    }, kQuick));
+    CHECK_NOTHROW(run_local(
+        3,
+        [&](Group group) {
+          manual_seed(static_cast<uint64_t>(group.rank()));
+          nn::BatchNorm1d bn{4};
+          nn::Linear linear{3, 4};
+          {
+            NoGradGuard guard;
+            bn.running_mean.fill_(group.rank() + 5);
+          }
+          nn::Sequential model{std::move(linear), std::move(bn)};
+          DistributedDataParallel net{model, group, {.broadcast_buffers = broadcast_buffers}};
+          for (const Tensor& p : net.parameters()) equal_on_all(group, p, "parameter");
+          for (const auto& [name, b] : net.named_buffers()) equal_on_all(group, b, name);
+          near(net.named_buffers()[0].second[0].item<double>(), 5, "rank 0's running mean");
+        },
+        kQuick));
 }
 
 TEST_CASE("different modules are refused on every rank, with both descriptions") {
@@ -132,224 +157,287 @@ TEST_CASE("different modules are refused on every rank, with both descriptions")
     for (const std::string& text : all)
       for (const std::string& part : parts) CHECK_MESSAGE(has(text, part), text);
   };
-  check(texts(3, [](Group g) {
-    nn::Sequential s = g.rank() == 1 ? nn::Sequential{nn::Linear{3, 4}, nn::Linear{4, 4}} : nn::Sequential{nn::Linear{3, 4}};
-    DistributedDataParallel net{s, g};
-  }), {"rank 0 has 2 parameters", "rank 1 has 4", "1.weight"});
-  check(texts(2, [](Group g) {
-    nn::Linear l = g.rank() ? nn::Linear{4, 3} : nn::Linear{3, 4};
-    DistributedDataParallel net{l, g};
-  }), {"weight", "[4, 3]", "[3, 4]"});
-  check(texts(2, [](Group g) {
-    nn::Linear l{3, 4};
-    if (g.rank()) l.to(DType::f64);
-    DistributedDataParallel net{l, g};
-  }), {"weight", "f32", "f64"});
-  check(texts(2, [](Group g) {
-    nn::Linear l{3, 4};
-    if (g.rank()) l.weight.requires_grad_(false);
-    DistributedDataParallel net{l, g};
-  }), {"weight", "frozen", "trainable"});
-  check(texts(2, [](Group g) {
-    nn::Linear l{3, 4};
-    if (g.rank()) l.requires_grad_(false);
-    DistributedDataParallel net{l, g};
-  }), {"weight", "frozen", "trainable"});
-  check(texts(2, [](Group g) {
-    nn::BatchNorm1d b{g.rank() ? 3 : 3};
-    if (g.rank()) b.running_mean = zeros({4});
-    DistributedDataParallel net{b, g};
-  }), {"running_mean", "[4]"});
-  check(texts(2, [](Group g) {
-    nn::Linear l{3, 4};
-    l.requires_grad_(false);
-    DistributedDataParallel net{l, g};
-  }), {"no parameter that requires grad"});
+  check(texts(3,
+              [](Group g) {
+                nn::Sequential s = g.rank() == 1
+                                       ? nn::Sequential{nn::Linear{3, 4}, nn::Linear{4, 4}}
+                                       : nn::Sequential{nn::Linear{3, 4}};
+                DistributedDataParallel net{s, g};
+              }),
+        {"rank 0 has 2 parameters", "rank 1 has 4", "1.weight"});
+  check(texts(2,
+              [](Group g) {
+                nn::Linear l = g.rank() ? nn::Linear{4, 3} : nn::Linear{3, 4};
+                DistributedDataParallel net{l, g};
+              }),
+        {"weight", "[4, 3]", "[3, 4]"});
+  check(texts(2,
+              [](Group g) {
+                nn::Linear l{3, 4};
+                if (g.rank()) l.to(DType::f64);
+                DistributedDataParallel net{l, g};
+              }),
+        {"weight", "f32", "f64"});
+  check(texts(2,
+              [](Group g) {
+                nn::Linear l{3, 4};
+                if (g.rank()) l.weight.requires_grad_(false);
+                DistributedDataParallel net{l, g};
+              }),
+        {"weight", "frozen", "trainable"});
+  check(texts(2,
+              [](Group g) {
+                nn::Linear l{3, 4};
+                if (g.rank()) l.requires_grad_(false);
+                DistributedDataParallel net{l, g};
+              }),
+        {"weight", "frozen", "trainable"});
+  check(texts(2,
+              [](Group g) {
+                nn::BatchNorm1d b{g.rank() ? 3 : 3};
+                if (g.rank()) b.running_mean = zeros({4});
+                DistributedDataParallel net{b, g};
+              }),
+        {"running_mean", "[4]"});
+  check(texts(2,
+              [](Group g) {
+                nn::Linear l{3, 4};
+                l.requires_grad_(false);
+                DistributedDataParallel net{l, g};
+              }),
+        {"no parameter that requires grad"});
 }
 
 TEST_CASE("a 0-d, an empty and no buffer: all work") {
-  CHECK_NOTHROW(run_local(2, [](Group g) {
-    DistributedDataParallel net{Odd{}, g};
-    net(f64(g.rank() + 1.0)).backward();  // s: 3x, v: 2x
-    near(net.module().s.grad().item<double>(), 4.5, "s");
-    near(net.module().v.grad()[1].item<double>(), 3, "v");
-    require(net.module().none.grad().numel() == 0, "none");
-  }, kQuick));
+  CHECK_NOTHROW(run_local(
+      2,
+      [](Group g) {
+        DistributedDataParallel net{Odd{}, g};
+        net(f64(g.rank() + 1.0)).backward();  // s: 3x, v: 2x
+        near(net.module().s.grad().item<double>(), 4.5, "s");
+        near(net.module().v.grad()[1].item<double>(), 3, "v");
+        require(net.module().none.grad().numel() == 0, "none");
+      },
+      kQuick));
 }
 
 TEST_CASE("gradients are views of the buckets, after every way of clearing them") {
-  CHECK_NOTHROW(run_local(2, [](Group g) {
-    nn::Linear l{3, 2};
-    l.to(DType::f64);
-    DistributedDataParallel net{l, g};
-    optim::SGD opt{net.parameters(), {.lr = 0.1}};
-    const Tensor x = ones({4, 3}, {.dtype = DType::f64}).mul_(g.rank() + 1.0);  // mean 1.5
-    for (int step = 0; step < 5; ++step)
-      for (int way = 0; way < 3; ++way) {
-        if (way == 0) opt.zero_grad(true);
-        if (way == 1) opt.zero_grad(false);
-        if (way == 2) {
-          opt.zero_grad();
-          l.weight.set_grad(ones({2, 3}, {.dtype = DType::f64}));  // adopted: its value counts as accumulated
-        }
-        net(x).sum().backward();
-        for (double v : l.weight.grad().to_vector<double>()) near(v, way == 2 ? 7 : 6, "weight");
-        require(l.weight.grad().is_same(l.weight.leaf()->slot), "the gradient is the slot");
-        equal_on_all(g, l.weight.grad(), "gradient");
-      }
-    require(net.stats().gradient_bytes <= 64 + 64, "gradient memory is the bucket");
-  }, kQuick));
+  CHECK_NOTHROW(run_local(
+      2,
+      [](Group g) {
+        nn::Linear l{3, 2};
+        l.to(DType::f64);
+        DistributedDataParallel net{l, g};
+        optim::SGD opt{net.parameters(), {.lr = 0.1}};
+        const Tensor x = ones({4, 3}, {.dtype = DType::f64}).mul_(g.rank() + 1.0);  // mean 1.5
+        for (int step = 0; step < 5; ++step)
+          for (int way = 0; way < 3; ++way) {
+            if (way == 0) opt.zero_grad(true);
+            if (way == 1) opt.zero_grad(false);
+            if (way == 2) {
+              opt.zero_grad();
+              l.weight.set_grad(
+                  ones({2, 3}, {.dtype = DType::f64}));  // adopted: its value counts as accumulated
+            }
+            net(x).sum().backward();
+            for (double v : l.weight.grad().to_vector<double>())
+              near(v, way == 2 ? 7 : 6, "weight");
+            require(l.weight.grad().is_same(l.weight.leaf()->slot), "the gradient is the slot");
+            equal_on_all(g, l.weight.grad(), "gradient");
+          }
+        require(net.stats().gradient_bytes <= 64 + 64, "gradient memory is the bucket");
+      },
+      kQuick));
 }
 
-TEST_CASE("the forward decides: no_sync accumulates and the next synchronised backward reduces all, once") {
+TEST_CASE(
+    "the forward decides: no_sync accumulates and the next synchronised backward reduces all, "
+    "once") {
   const std::vector<double> first{1, 2}, second{3, 5};
-  CHECK_NOTHROW(run_local(2, [&](Group g) {
-    const auto r = static_cast<size_t>(g.rank());
-    DistributedDataParallel net{Scalar{}, g};
-    {
-      auto guard = net.no_sync();
-      net(f64(first[r])).backward();
-    }
-    near(net.module().w.grad().item<double>(), first[r], "local");
-    net(f64(second[r])).backward();
-    near(net.module().w.grad().item<double>(), 5.5, "(4 + 7) / 2");
-    require(net.stats().synchronised_backwards == 1 && net.stats().local_backwards == 1, "counts");
-  }, kQuick));
+  CHECK_NOTHROW(run_local(
+      2,
+      [&](Group g) {
+        const auto r = static_cast<size_t>(g.rank());
+        DistributedDataParallel net{Scalar{}, g};
+        {
+          auto guard = net.no_sync();
+          net(f64(first[r])).backward();
+        }
+        near(net.module().w.grad().item<double>(), first[r], "local");
+        net(f64(second[r])).backward();
+        near(net.module().w.grad().item<double>(), 5.5, "(4 + 7) / 2");
+        require(net.stats().synchronised_backwards == 1 && net.stats().local_backwards == 1,
+                "counts");
+      },
+      kQuick));
   for (bool forward_inside : {true, false}) {
     Warnings warnings;
-    CHECK_NOTHROW(run_local(2, [&](Group g) {
-      const auto r = static_cast<size_t>(g.rank());
-      DistributedDataParallel net{Scalar{}, g};
-      {
-        auto guard = net.no_sync();
-        net(f64(first[r])).backward();
-      }
-      Tensor y;
-      {
-        auto guard = net.no_sync(forward_inside);
-        y = net(f64(second[r]));
-      }
-      auto guard = net.no_sync(!forward_inside);
-      y.backward();
-      near(net.module().w.grad().item<double>(), forward_inside ? first[r] + second[r] : 5.5, "variant");
-    }, kQuick));
+    CHECK_NOTHROW(run_local(
+        2,
+        [&](Group g) {
+          const auto r = static_cast<size_t>(g.rank());
+          DistributedDataParallel net{Scalar{}, g};
+          {
+            auto guard = net.no_sync();
+            net(f64(first[r])).backward();
+          }
+          Tensor y;
+          {
+            auto guard = net.no_sync(forward_inside);
+            y = net(f64(second[r]));
+          }
+          auto guard = net.no_sync(!forward_inside);
+          y.backward();
+          near(net.module().w.grad().item<double>(), forward_inside ? first[r] + second[r] : 5.5,
+               "variant");
+        },
+        kQuick));
     REQUIRE(warnings.all.size() == 2);  // one on each rank
     CHECK(has(warnings.all[0], "the forward decides"));
   }
 }
 
 TEST_CASE("several synchronised backwards before a step sum their averages") {
-  CHECK_NOTHROW(run_local(2, [](Group g) {
-    DistributedDataParallel net{Scalar{}, g};
-    for (int i = 0; i < 3; ++i) net(f64(g.rank() + 1.0)).backward();
-    near(net.module().w.grad().item<double>(), 4.5, "3 x 1.5");
-  }, kQuick));
+  CHECK_NOTHROW(run_local(
+      2,
+      [](Group g) {
+        DistributedDataParallel net{Scalar{}, g};
+        for (int i = 0; i < 3; ++i) net(f64(g.rank() + 1.0)).backward();
+        near(net.module().w.grad().item<double>(), 4.5, "3 x 1.5");
+      },
+      kQuick));
 }
 
-TEST_CASE("a parameter without gradient is an error of the same backward, on every rank, and the group lives on") {
-  run_local(2, [](Group g) {
-    DistributedDataParallel net{Two{}, g};
-    auto& m = net.module();
-    const Tensor x = f64(g.rank() + 1.0);
-    std::string text;
-    try {
-      auto [ya, yb] = net(x);
-      (g.rank() == 1 ? ya : ya + yb).backward();
-    } catch (const DistError& e) {
-      text = e.what();
-    }
-    require(has(text, "b received no gradient on rank 1") && has(text, "find_unused_parameters"), "text: " + text);
-    require(!m.a.grad().defined() && !m.b.grad().defined(), "gradients are none after the error");
-    auto [ya, yb] = net(x);
-    (ya + yb).backward();
-    near(m.a.grad().item<double>(), 1.5, "a afterwards");
-    g.barrier();
-  }, kQuick);
+TEST_CASE(
+    "a parameter without gradient is an error of the same backward, on every rank, and the group "
+    "lives on") {
+  run_local(
+      2,
+      [](Group g) {
+        DistributedDataParallel net{Two{}, g};
+        auto& m = net.module();
+        const Tensor x = f64(g.rank() + 1.0);
+        std::string text;
+        try {
+          auto [ya, yb] = net(x);
+          (g.rank() == 1 ? ya : ya + yb).backward();
+        } catch (const DistError& e) {
+          text = e.what();
+        }
+        require(
+            has(text, "b received no gradient on rank 1") && has(text, "find_unused_parameters"),
+            "text: " + text);
+        require(!m.a.grad().defined() && !m.b.grad().defined(),
+                "gradients are none after the error");
+        auto [ya, yb] = net(x);
+        (ya + yb).backward();
+        near(m.a.grad().item<double>(), 1.5, "a afterwards");
+        g.barrier();
+      },
+      kQuick);
 }
 
-TEST_CASE("find_unused_parameters: unused by all stays untouched, unused by some is averaged over all") {
-  CHECK_NOTHROW(run_local(2, [](Group g) {
-    for (bool assigned : {false, true}) {
-      DistributedDataParallel net{Two{}, g, {.find_unused_parameters = true}};
-      auto& m = net.module();
-      optim::SGD opt{net.parameters(), {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1}};
-      for (int step = 0; step < 3; ++step) {
-        opt.zero_grad();
-        if (assigned) m.b.set_grad(f64(7));
-        auto [ya, yb] = net(f64(g.rank() + 1.0));
-        ya.backward();
-        near(m.a.grad().item<double>(), 1.5, "a");
-        if (assigned) near(m.b.grad().item<double>(), 7, "b keeps what was assigned");
-        else require(!m.b.grad().defined(), "b stays undefined");
-        opt.step();
-        equal_on_all(g, m.a, "a");
-      }
-      if (!assigned) require(m.b.item<double>() == 3, "b is bitwise untouched");
-    }
-    DistributedDataParallel net{Two{}, g, {.find_unused_parameters = true}};
-    auto [ya, yb] = net(f64(1));
-    (g.rank() == 0 ? ya + 4.0 * yb : ya).backward();
-    near(net.module().b.grad().item<double>(), 2, "4 / W");
-    near(net.module().a.grad().item<double>(), 1, "a");
-  }, kQuick));
+TEST_CASE(
+    "find_unused_parameters: unused by all stays untouched, unused by some is averaged over all") {
+  CHECK_NOTHROW(run_local(
+      2,
+      [](Group g) {
+        for (bool assigned : {false, true}) {
+          DistributedDataParallel net{Two{}, g, {.find_unused_parameters = true}};
+          auto& m = net.module();
+          optim::SGD opt{net.parameters(), {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1}};
+          for (int step = 0; step < 3; ++step) {
+            opt.zero_grad();
+            if (assigned) m.b.set_grad(f64(7));
+            auto [ya, yb] = net(f64(g.rank() + 1.0));
+            ya.backward();
+            near(m.a.grad().item<double>(), 1.5, "a");
+            if (assigned)
+              near(m.b.grad().item<double>(), 7, "b keeps what was assigned");
+            else
+              require(!m.b.grad().defined(), "b stays undefined");
+            opt.step();
+            equal_on_all(g, m.a, "a");
+          }
+          if (!assigned) require(m.b.item<double>() == 3, "b is bitwise untouched");
+        }
+        DistributedDataParallel net{Two{}, g, {.find_unused_parameters = true}};
+        auto [ya, yb] = net(f64(1));
+        (g.rank() == 0 ? ya + 4.0 * yb : ya).backward();
+        near(net.module().b.grad().item<double>(), 2, "4 / W");
+        near(net.module().a.grad().item<double>(), 1, "a");
+      },
+      kQuick));
 }
 
 TEST_CASE("a parameter used only in an earlier local micro-batch is reduced with the window") {
-  CHECK_NOTHROW(run_local(2, [](Group g) {
-    DistributedDataParallel net{Two{}, g, {.find_unused_parameters = true}};
-    const Tensor x = f64(g.rank() + 1.0);
-    {
-      auto guard = net.no_sync();
-      net(x).first.backward();
-    }
-    net(x).second.backward();
-    near(net.module().a.grad().item<double>(), 1.5, "a");
-    near(net.module().b.grad().item<double>(), 1.5, "b");
-    require(net.stats().synchronised_backwards == 1, "one round");
-  }, kQuick));
+  CHECK_NOTHROW(run_local(
+      2,
+      [](Group g) {
+        DistributedDataParallel net{Two{}, g, {.find_unused_parameters = true}};
+        const Tensor x = f64(g.rank() + 1.0);
+        {
+          auto guard = net.no_sync();
+          net(x).first.backward();
+        }
+        net(x).second.backward();
+        near(net.module().a.grad().item<double>(), 1.5, "a");
+        near(net.module().b.grad().item<double>(), 1.5, "b");
+        require(net.stats().synchronised_backwards == 1, "one round");
+      },
+      kQuick));
 }
 
 TEST_CASE("a backward around the wrapper stays local and warns once") {
   Warnings warnings;
-  CHECK_NOTHROW(run_local(2, [](Group g) {
-    Scalar inner;
-    DistributedDataParallel net{inner, g};
-    optim::SGD opt{net.parameters(), {.lr = 0.0}};
-    for (int i = 0; i < 2; ++i) {
-      opt.zero_grad();
-      inner(f64(g.rank() + 1.0)).backward();
-      near(inner.w.grad().item<double>(), g.rank() + 1.0, "local");
-      opt.step();
-    }
-    opt.zero_grad();
-    net(f64(g.rank() + 1.0)).backward();
-    near(inner.w.grad().item<double>(), 1.5, "through the wrapper");
-  }, kQuick));
+  CHECK_NOTHROW(run_local(
+      2,
+      [](Group g) {
+        Scalar inner;
+        DistributedDataParallel net{inner, g};
+        optim::SGD opt{net.parameters(), {.lr = 0.0}};
+        for (int i = 0; i < 2; ++i) {
+          opt.zero_grad();
+          inner(f64(g.rank() + 1.0)).backward();
+          near(inner.w.grad().item<double>(), g.rank() + 1.0, "local");
+          opt.step();
+        }
+        opt.zero_grad();
+        net(f64(g.rank() + 1.0)).backward();
+        near(inner.w.grad().item<double>(), 1.5, "through the wrapper");
+      },
+      kQuick));
   REQUIRE(warnings.all.size() == 2);
   CHECK(has(warnings.all[0], "without a forward through DistributedDataParallel"));
 }
 
-TEST_CASE("buffers follow rank 0 at the end of each synchronised backward; two forwards do not break it") {
-  CHECK_NOTHROW(run_local(2, [](Group g) {
-    manual_seed(4);
-    nn::Sequential model{nn::Linear{3, 4}, nn::BatchNorm1d{4}};
-    model.to(DType::f64);
-    DistributedDataParallel net{model, g};
-    manual_seed(10 + static_cast<uint64_t>(g.rank()));
-    for (int step = 0; step < 3; ++step) {
-      const Tensor real = randn({6, 3}, {.dtype = DType::f64}), fake = randn({6, 3}, {.dtype = DType::f64});
-      net.zero_grad();
-      (net(real).square().mean() + net(fake).mean()).backward();
-      for (const auto& [name, b] : net.named_buffers()) equal_on_all(g, b, name);
-      for (const Tensor& p : net.parameters()) equal_on_all(g, p.grad(), "gradient");
-    }
-    // An evaluation on one rank alone communicates nothing.
-    if (g.rank() == 0) {
-      net.eval();
-      net(zeros({2, 3}, {.dtype = DType::f64}));
-    }
-    g.barrier();
-  }, kQuick));
+TEST_CASE(
+    "buffers follow rank 0 at the end of each synchronised backward; two forwards do not break "
+    "it") {
+  CHECK_NOTHROW(run_local(
+      2,
+      [](Group g) {
+        manual_seed(4);
+        nn::Sequential model{nn::Linear{3, 4}, nn::BatchNorm1d{4}};
+        model.to(DType::f64);
+        DistributedDataParallel net{model, g};
+        manual_seed(10 + static_cast<uint64_t>(g.rank()));
+        for (int step = 0; step < 3; ++step) {
+          const Tensor real = randn({6, 3}, {.dtype = DType::f64}),
+                       fake = randn({6, 3}, {.dtype = DType::f64});
+          net.zero_grad();
+          (net(real).square().mean() + net(fake).mean()).backward();
+          for (const auto& [name, b] : net.named_buffers()) equal_on_all(g, b, name);
+          for (const Tensor& p : net.parameters()) equal_on_all(g, p.grad(), "gradient");
+        }
+        // An evaluation on one rank alone communicates nothing.
+        if (g.rank() == 0) {
+          net.eval();
+          net(zeros({2, 3}, {.dtype = DType::f64}));
+        }
+        g.barrier();
+      },
+      kQuick));
 }
 
 TEST_CASE("an exception inside backward reaches every rank with its text") {
@@ -369,67 +457,83 @@ TEST_CASE("an exception inside backward reaches every rank with its text") {
 }
 
 TEST_CASE("an exception before anything was sent stays on its rank") {
-  CHECK_NOTHROW(run_local(2, [](Group g) {
-    DistributedDataParallel net{Scalar{}, g};
-    bool thrown = false;
-    if (g.rank() == 1) {
-      Tensor y = net(f64(1));
-      y.register_hook([](const Tensor&) -> Tensor { throw ValueError("not yet"); });
-      try {
-        y.backward();
-      } catch (const ValueError&) {
-        thrown = true;
-      }
-      require(thrown, "the hook's exception");
-    }
-    net(f64(g.rank() + 1.0)).backward();
-    near(net.module().w.grad().item<double>(), 1.5, "the next backward takes its place");
-  }, kQuick));
+  CHECK_NOTHROW(run_local(
+      2,
+      [](Group g) {
+        DistributedDataParallel net{Scalar{}, g};
+        bool thrown = false;
+        if (g.rank() == 1) {
+          Tensor y = net(f64(1));
+          y.register_hook([](const Tensor&) -> Tensor { throw ValueError("not yet"); });
+          try {
+            y.backward();
+          } catch (const ValueError&) {
+            thrown = true;
+          }
+          require(thrown, "the hook's exception");
+        }
+        net(f64(g.rank() + 1.0)).backward();
+        near(net.module().w.grad().item<double>(), 1.5, "the next backward takes its place");
+      },
+      kQuick));
 }
 
 TEST_CASE("user hooks run before the reduction and may change the gradient") {
-  CHECK_NOTHROW(run_local(2, [](Group g) {
-    DistributedDataParallel net{Scalar{}, g};
-    net.module().w.register_post_accumulate_grad_hook([](const Tensor& p) {
-      NoGradGuard guard;
-      p.grad().mul_(2);
-    });
-    net(f64(g.rank() + 1.0)).backward();
-    near(net.module().w.grad().item<double>(), 3, "2 x 1.5");
-  }, kQuick));
+  CHECK_NOTHROW(run_local(
+      2,
+      [](Group g) {
+        DistributedDataParallel net{Scalar{}, g};
+        net.module().w.register_post_accumulate_grad_hook([](const Tensor& p) {
+          NoGradGuard guard;
+          p.grad().mul_(2);
+        });
+        net(f64(g.rank() + 1.0)).backward();
+        near(net.module().w.grad().item<double>(), 3, "2 x 1.5");
+      },
+      kQuick));
 }
 
-TEST_CASE("autograd::grad leaves no armed state, create_graph gives an averaged gradient without a graph") {
-  CHECK_NOTHROW(run_local(2, [](Group g) {
-    DistributedDataParallel net{Scalar{}, g};
-    auto& w = net.module().w;
-    const double x = g.rank() + 1.0;
-    near(autograd::grad({net(f64(x)).square()}, {w})[0].item<double>(), 2 * 10 * x * x, "grad");
-    require(!w.grad().defined(), "grad writes no gradient");
-    net(f64(x)).square().backward({}, {.create_graph = true});
-    near(w.grad().item<double>(), (20 + 80) / 2.0, "averaged");
-    require(!w.grad().requires_grad(), "no graph");
-  }, kQuick));
+TEST_CASE(
+    "autograd::grad leaves no armed state, create_graph gives an averaged gradient without a "
+    "graph") {
+  CHECK_NOTHROW(run_local(
+      2,
+      [](Group g) {
+        DistributedDataParallel net{Scalar{}, g};
+        auto& w = net.module().w;
+        const double x = g.rank() + 1.0;
+        near(autograd::grad({net(f64(x)).square()}, {w})[0].item<double>(), 2 * 10 * x * x, "grad");
+        require(!w.grad().defined(), "grad writes no gradient");
+        net(f64(x)).square().backward({}, {.create_graph = true});
+        near(w.grad().item<double>(), (20 + 80) / 2.0, "averaged");
+        require(!w.grad().requires_grad(), "no graph");
+      },
+      kQuick));
 }
 
 TEST_CASE("ranks draw different dropout masks, and initialise alike") {
-  CHECK_NOTHROW(run_local(2, [](Group g) {
-    manual_seed(7);
-    nn::Sequential model{nn::Linear{4, 64}, nn::Dropout{0.5}};
-    equal_on_all(g, model.parameters()[0].to(DType::f64), "initial weight");
-    DistributedDataParallel net{model, g};
-    const Tensor y = net(ones({1, 4}));
-    const Tensor all = g.all_gather(ne(y.detach(), 0).to(DType::f64));
-    require(all[0].to_vector<double>() != all[1].to_vector<double>(), "the masks are the same");
-    require(default_generator().stream == 0, "the stream is restored");
-  }, kQuick));
+  CHECK_NOTHROW(run_local(
+      2,
+      [](Group g) {
+        manual_seed(7);
+        nn::Sequential model{nn::Linear{4, 64}, nn::Dropout{0.5}};
+        equal_on_all(g, model.parameters()[0].to(DType::f64), "initial weight");
+        DistributedDataParallel net{model, g};
+        const Tensor y = net(ones({1, 4}));
+        const Tensor all = g.all_gather(ne(y.detach(), 0).to(DType::f64));
+        require(all[0].to_vector<double>() != all[1].to_vector<double>(), "the masks are the same");
+        require(default_generator().stream == 0, "the stream is restored");
+      },
+      kQuick));
 }
 
 TEST_CASE("a rank that never backs up is named at the deadline") {
   const auto all = texts(2, [](Group g) {
     DistributedDataParallel net{Scalar{}, g};
-    if (g.rank() == 0) net(f64(1)).backward();
-    else std::this_thread::sleep_for(std::chrono::seconds(6));
+    if (g.rank() == 0)
+      net(f64(1)).backward();
+    else
+      std::this_thread::sleep_for(std::chrono::seconds(6));
   });
   CHECK_MESSAGE(has(all[0], "DDP bucket 0 (w)"), all[0]);
   CHECK_MESSAGE(has(all[0], "rank 1"), all[0]);

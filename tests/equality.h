@@ -1,5 +1,6 @@
-// The claim that everything distributed rests on, as a function: W ranks that split each batch end with the
-// weights of one process that saw it whole. Ranks are delayed at random, which must change no bit.
+// The claim that everything distributed rests on, as a function: W ranks that split each batch end
+// with the weights of one process that saw it whole. Ranks are delayed at random, which must change
+// no bit.
 #pragma once
 
 #include <algorithm>
@@ -40,22 +41,26 @@ struct Outcome {
   size_t buckets = 0;
 };
 
-/// Trains and returns this rank's weights. The group may be of any size; of one, it is the reference.
+/// Trains and returns this rank's weights. The group may be of any size; of one, it is the
+/// reference.
 inline Outcome train(const dist::Group& group, const Setup& s) {
   manual_seed(3);
   Tensor x = randn({s.samples, 20}).to(s.dtype), y = randn({s.samples, 6}).to(s.dtype);
-  data::Loader loader{data::TensorDataset{x, y},
-                      {.batch_size = s.global_batch / group.size(), .shuffle = true, .seed = 5, .shard = group}};
+  data::Loader loader{
+      data::TensorDataset{x, y},
+      {.batch_size = s.global_batch / group.size(), .shuffle = true, .seed = 5, .shard = group}};
   Net module;
   module.to(s.dtype);
   // 1 KiB and 4 KiB: at least four buckets.
-  dist::DistributedDataParallel net{module, group, {.bucket_cap_mb = 4.0 / 1024, .first_bucket_mb = 1.0 / 1024}};
+  dist::DistributedDataParallel net{
+      module, group, {.bucket_cap_mb = 4.0 / 1024, .first_bucket_mb = 1.0 / 1024}};
   optim::SGD opt{net.parameters(), {.lr = 0.05, .momentum = 0.9}};
   std::mt19937 random(s.delay_seed * 100 + static_cast<unsigned>(group.rank()));
   if (s.most_delay_ms > 0)
     for (Tensor& p : net.parameters())
       p.register_post_accumulate_grad_hook([&](const Tensor&) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(random() % static_cast<unsigned>(s.most_delay_ms + 1)));
+        std::this_thread::sleep_for(
+            std::chrono::milliseconds(random() % static_cast<unsigned>(s.most_delay_ms + 1)));
       });
   Outcome out;
   for (int epoch = 0; epoch < s.epochs; ++epoch)
@@ -65,8 +70,10 @@ inline Outcome train(const dist::Group& group, const Setup& s) {
       opt.step();
       const dist::DdpStats stats = net.stats();
       out.buckets = stats.buckets.size();
-      // The last node, the first layer's, brings the last two gradients: earlier than those two is before it.
-      if (out.buckets > 0 && stats.buckets[0].completed_after >= 0 && stats.buckets[0].completed_after <= stats.arrivals - 3)
+      // The last node, the first layer's, brings the last two gradients: earlier than those two is
+      // before it.
+      if (out.buckets > 0 && stats.buckets[0].completed_after >= 0 &&
+          stats.buckets[0].completed_after <= stats.arrivals - 3)
         out.overlapped = true;
     }
   for (const Tensor& p : net.parameters())

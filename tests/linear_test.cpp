@@ -37,7 +37,7 @@ TEST_CASE("linear equals matmul, add and relu, forward and backward") {
       for (bool with_bias : {true, false})
         for (Activation activation : {Activation::none, Activation::relu}) {
           INFO(str_cat("x ", x_shape, ", ", dtype, ", bias ", with_bias, ", relu ",
-                   activation == Activation::relu));
+                       activation == Activation::relu));
           Tensor inputs[2][3], y[2];
           for (int way : {0, 1}) {
             inputs[way][0] = random_tensor(x_shape, dtype, 1).requires_grad_();

@@ -73,13 +73,14 @@ TEST_CASE("products of matrices of many sizes agree with a loop, in f32 and f64"
           CHECK(y.shape() == Shape{m, n});
           CHECK(y.dtype() == dtype);
           const std::vector<double> want = product(a, b);
-          check_close(str_cat("product of ", a.shape(), " and ", b.shape()), y, want, tolerance(dtype));
+          check_close(str_cat("product of ", a.shape(), " and ", b.shape()), y, want,
+                      tolerance(dtype));
           const Tensor at = a.t().contiguous().t(),
                        bt = b.t().contiguous().t();  // the same, stored by columns
           check_close(str_cat("by columns, ", a.shape(), " and ", b.shape()), matmul(at, bt), want,
                       tolerance(dtype));
-          check_close(str_cat("rows by columns, ", a.shape(), " and ", b.shape()), matmul(a, bt), want,
-                      tolerance(dtype));
+          check_close(str_cat("rows by columns, ", a.shape(), " and ", b.shape()), matmul(a, bt),
+                      want, tolerance(dtype));
         }
 }
 
@@ -116,7 +117,8 @@ TEST_CASE("leading dimensions are batches, and broadcast") {
   const auto check = [](const Tensor& a, const Tensor& b, const Shape& shape) {
     const Tensor y = matmul(a, b);
     CHECK(y.shape() == shape);
-    check_close(str_cat("batched product of ", a.shape(), " and ", b.shape()), y, product(a, b), 1e-12);
+    check_close(str_cat("batched product of ", a.shape(), " and ", b.shape()), y, product(a, b),
+                1e-12);
   };
   auto make = [seed = 10u](const Shape& s) mutable { return random_tensor(s, DType::f64, ++seed); };
   check(make({3, 2, 4}), make({3, 4, 5}), {3, 2, 5});

@@ -1,5 +1,5 @@
-// What stands around the walk: hooks on tensors, watchers of leaves, slots for first gradients. DDP is
-// built from these alone.
+// What stands around the walk: hooks on tensors, watchers of leaves, slots for first gradients. DDP
+// is built from these alone.
 #include <doctest/doctest.h>
 
 #include <algorithm>

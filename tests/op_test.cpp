@@ -1,4 +1,5 @@
-// apply(): ops that users write, what the entry point does for them, and the check of their derivatives.
+// apply(): ops that users write, what the entry point does for them, and the check of their
+// derivatives.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -115,7 +116,8 @@ struct Cube {
   }
 };
 
-/// x^2 with a right derivative for when nothing is recorded, and another, consistent in itself, for when it is.
+/// x^2 with a right derivative for when nothing is recorded, and another, consistent in itself, for
+/// when it is.
 struct TwoBackwards {
   static constexpr const char* name = "two_backwards";
   static constexpr unsigned saves = kInput(0);

@@ -59,8 +59,8 @@ void check_case(const Tensor& x, Size2d window, MaxPool2dOptions o) {
   for (DType dtype : {DType::f32, DType::f64})
     for (bool last : {false, true}) {
       INFO(str_cat("x ", x.shape(), ", ", dtype, ", window ", window.h, "x", window.w, ", stride ",
-               stride.h, "x", stride.w, ", padding ", o.padding.h, "x", o.padding.w,
-               ", channels-last ", last));
+                   stride.h, "x", stride.w, ", padding ", o.padding.h, "x", o.padding.w,
+                   ", channels-last ", last));
       const Tensor xi =
           (last ? channels_last(x.to(dtype)) : x.to(dtype)).detach().clone().requires_grad_();
       const Tensor y = max_pool2d(xi, window, o);

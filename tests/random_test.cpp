@@ -1,5 +1,5 @@
-// Random numbers: Philox against its published known answers, the distributions against their moments, and
-// the promise that numbers depend on seed, offset, stream and index alone.
+// Random numbers: Philox against its published known answers, the distributions against their
+// moments, and the promise that numbers depend on seed, offset, stream and index alone.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Tensors as values: how they are made, read, printed, shared and changed in place, and what they say
-// when they are misused. Views have a file of their own.
+// Tensors as values: how they are made, read, printed, shared and changed in place, and what they
+// say when they are misused. Views have a file of their own.
 #include <doctest/doctest.h>
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Views: other shapes over the same bytes. Values are compared with index arithmetic, gradients with
-// finite differences and with weights that differ per element.
+// Views: other shapes over the same bytes. Values are compared with index arithmetic, gradients
+// with finite differences and with weights that differ per element.
 #include <doctest/doctest.h>
 
 #include <vector>

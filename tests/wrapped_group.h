@@ -1,5 +1,5 @@
-// WrappedGroup: a process group that forwards everything to another one. Tests derive from it to count what
-// DDP does, or to plant a fault and see that it is noticed.
+// WrappedGroup: a process group that forwards everything to another one. Tests derive from it to
+// count what DDP does, or to plant a fault and see that it is noticed.
 #pragma once
 
 #include <memory>
@@ -16,14 +16,24 @@ class WrappedGroup : public ProcessGroup {
   std::string_view backend() const override { return inner_->backend(); }
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
-  WorkPtr all_reduce(Tensor t, ReduceOp op, CollectiveOptions o) override { return inner_->all_reduce(t, op, o); }
-  WorkPtr broadcast(Tensor t, int root, CollectiveOptions o) override { return inner_->broadcast(t, root, o); }
-  WorkPtr all_gather(Tensor out, Tensor in, CollectiveOptions o) override { return inner_->all_gather(out, in, o); }
+  WorkPtr all_reduce(Tensor t, ReduceOp op, CollectiveOptions o) override {
+    return inner_->all_reduce(t, op, o);
+  }
+  WorkPtr broadcast(Tensor t, int root, CollectiveOptions o) override {
+    return inner_->broadcast(t, root, o);
+  }
+  WorkPtr all_gather(Tensor out, Tensor in, CollectiveOptions o) override {
+    return inner_->all_gather(out, in, o);
+  }
   WorkPtr barrier(CollectiveOptions o) override { return inner_->barrier(o); }
   std::shared_ptr<ProcessGroup> child() override { return inner_->child(); }
   Ref<Storage> allocate(size_t bytes) override { return inner_->allocate(bytes); }
-  void post(uint64_t epoch, std::span<const std::byte> record) override { inner_->post(epoch, record); }
-  std::vector<std::vector<std::byte>> collect(uint64_t epoch) override { return inner_->collect(epoch); }
+  void post(uint64_t epoch, std::span<const std::byte> record) override {
+    inner_->post(epoch, record);
+  }
+  std::vector<std::vector<std::byte>> collect(uint64_t epoch) override {
+    return inner_->collect(epoch);
+  }
   void progress() override { inner_->progress(); }
   void abort(const std::string& text) override { inner_->abort(text); }
   void destroy() override { inner_->destroy(); }

@@ -1,5 +1,5 @@
-// The bare products of a training step: straight calls of oneDNN on memory that stands ready, single-threaded.
-// What a framework adds on top is its own doing.
+// The bare products of a training step: straight calls of oneDNN on memory that stands ready,
+// single-threaded. What a framework adds on top is its own doing.
 #pragma once
 
 #include <functional>

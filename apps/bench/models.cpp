@@ -7,7 +7,8 @@ namespace {
 template <class M>
 std::function<void()> training_step(M net, Tensor x, Tensor y, dist::Group group = dist::Group()) {
   auto ddp = std::make_shared<dist::DistributedDataParallel<M>>(std::move(net), group);
-  auto opt = std::make_shared<optim::SGD>(ddp->parameters(), optim::SGDOptions{.lr = 0.01, .momentum = 0.9});
+  auto opt = std::make_shared<optim::SGD>(ddp->parameters(),
+                                          optim::SGDOptions{.lr = 0.01, .momentum = 0.9});
   return [=] {
     opt->zero_grad();
     cross_entropy((*ddp)(x), y).backward();
@@ -15,9 +16,12 @@ std::function<void()> training_step(M net, Tensor x, Tensor y, dist::Group group
   };
 }
 
-nn::Sequential small_mlp() { return nn::Sequential{nn::Linear{784, 128}, nn::ReLU{}, nn::Linear{128, 10}}; }
+nn::Sequential small_mlp() {
+  return nn::Sequential{nn::Linear{784, 128}, nn::ReLU{}, nn::Linear{128, 10}};
+}
 nn::Sequential wide_mlp() {
-  return nn::Sequential{nn::Linear{784, 512}, nn::ReLU{}, nn::Linear{512, 512}, nn::ReLU{}, nn::Linear{512, 10}};
+  return nn::Sequential{nn::Linear{784, 512}, nn::ReLU{}, nn::Linear{512, 512}, nn::ReLU{},
+                        nn::Linear{512, 10}};
 }
 Tensor labels(int64_t batch) { return randint(0, 10, {batch}); }
 
@@ -29,7 +33,8 @@ void add_linear(std::vector<Product>& list, int64_t batch, int64_t in, int64_t o
 }
 std::vector<Product> mlp_products(int64_t batch, std::vector<int64_t> sizes) {
   std::vector<Product> list;
-  for (size_t i = 0; i + 1 < sizes.size(); ++i) add_linear(list, batch, sizes[i], sizes[i + 1], i == 0);
+  for (size_t i = 0; i + 1 < sizes.size(); ++i)
+    add_linear(list, batch, sizes[i], sizes[i + 1], i == 0);
   return list;
 }
 std::vector<Product> cnn_products(int64_t batch) {
@@ -47,17 +52,31 @@ std::vector<Product> cnn_products(int64_t batch) {
 
 std::vector<Case> cases() {
   return {
-      {"mlp_784_128_10_bs64", 1.3, [] { return training_step(small_mlp(), rand({64, 784}), labels(64)); },
+      {"mlp_784_128_10_bs64", 1.3,
+       [] {
+         return training_step(small_mlp(), rand({64, 784}), labels(64));
+       },
        mlp_products(64, {784, 128, 10})},
-      {"mlp_784_128_10_bs256", 1.15, [] { return training_step(small_mlp(), rand({256, 784}), labels(256)); },
+      {"mlp_784_128_10_bs256", 1.15,
+       [] {
+         return training_step(small_mlp(), rand({256, 784}), labels(256));
+       },
        mlp_products(256, {784, 128, 10})},
-      {"mlp_784_512_512_10_bs128", 1.2, [] { return training_step(wide_mlp(), rand({128, 784}), labels(128)); },
+      {"mlp_784_512_512_10_bs128", 1.2,
+       [] {
+         return training_step(wide_mlp(), rand({128, 784}), labels(128));
+       },
        mlp_products(128, {784, 512, 512, 10})},
-      {"cnn_bs128", 1.35, [] { return training_step(Cnn(), rand({128, 1, 28, 28}), labels(128)); }, cnn_products(128)},
+      {"cnn_bs128", 1.35,
+       [] {
+         return training_step(Cnn(), rand({128, 1, 28, 28}), labels(128));
+       },
+       cnn_products(128)},
   };
 }
 
-std::function<void()> ddp_step(const std::string& name, int64_t global_batch, const dist::Group& group) {
+std::function<void()> ddp_step(const std::string& name, int64_t global_batch,
+                               const dist::Group& group) {
   const int64_t batch = global_batch / group.size();
   if (name == "cnn") return training_step(Cnn(), rand({batch, 1, 28, 28}), labels(batch), group);
   return training_step(wide_mlp(), rand({batch, 784}), labels(batch), group);

@@ -12,10 +12,10 @@ namespace lockstep::bench {
 struct Cnn : nn::Module {
   nn::Conv2d conv1{1, 32, 3}, conv2{32, 64, 3};
   nn::Linear fc1{9216, 128}, fc2{128, 10};
-  Tensor forward(Tensor x) {                  // x: [B, 1, 28, 28]
-    x = relu(conv1(x));                       //    [B, 32, 26, 26]
-    x = max_pool2d(relu(conv2(x)), 2);        //    [B, 64, 12, 12]
-    return fc2(relu(fc1(x.flatten(1))));      //    [B, 10]
+  Tensor forward(Tensor x) {              // x: [B, 1, 28, 28]
+    x = relu(conv1(x));                   //    [B, 32, 26, 26]
+    x = max_pool2d(relu(conv2(x)), 2);    //    [B, 64, 12, 12]
+    return fc2(relu(fc1(x.flatten(1))));  //    [B, 10]
   }
   LOCKSTEP_MODULE(Cnn, conv1, conv2, fc1, fc2)
 };
@@ -24,8 +24,9 @@ struct Cnn : nn::Module {
 struct Product {
   enum Kind { gemm, conv_forward, conv_weights, conv_data } kind;
   bool ta = false, tb = false;
-  int64_t m = 0, n = 0, k = 0;               // gemm
-  int64_t batch = 0, in = 0, out = 0, size = 0;  // convolution: images, channels, channels, height = width
+  int64_t m = 0, n = 0, k = 0;  // gemm
+  int64_t batch = 0, in = 0, out = 0,
+          size = 0;  // convolution: images, channels, channels, height = width
   double flops() const {
     return kind == gemm ? 2.0 * static_cast<double>(m * n * k)
                         : 2.0 * static_cast<double>(batch * in * out * 9 * (size - 2) * (size - 2));
@@ -34,14 +35,16 @@ struct Product {
 
 struct Case {
   std::string name;
-  double budget;                 // step over bare products
-  std::function<std::function<void()>()> make_step;  // builds model and data, returns one training step
+  double budget;  // step over bare products
+  std::function<std::function<void()>()>
+      make_step;  // builds model and data, returns one training step
   std::vector<Product> products;
 };
 
 /// The cases at a given batch size each; `wrap` puts the module under DDP on the default group.
 std::vector<Case> cases();
 /// One training step of a case for a rank of a group: the global batch is split evenly.
-std::function<void()> ddp_step(const std::string& name, int64_t global_batch, const dist::Group& group);
+std::function<void()> ddp_step(const std::string& name, int64_t global_batch,
+                               const dist::Group& group);
 
 }  // namespace lockstep::bench

@@ -1,5 +1,5 @@
-// Timing by turns: two things are run alternately for several rounds, so that a machine whose speed drifts
-// treats both alike; the ratio is taken round by round.
+// Timing by turns: two things are run alternately for several rounds, so that a machine whose speed
+// drifts treats both alike; the ratio is taken round by round.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,8 @@ inline double seconds(const std::function<void()>& f, int calls) {
 }
 
 inline double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
   return values[values.size() / 2];
 }
 
@@ -45,7 +46,8 @@ struct Pair {
   Timing a, b;
   double ratio = 0;  // median over rounds of a / b
 };
-inline Pair time_by_turns(const std::function<void()>& a, const std::function<void()>& b, int rounds = 9, double budget = 0.15) {
+inline Pair time_by_turns(const std::function<void()>& a, const std::function<void()>& b,
+                          int rounds = 9, double budget = 0.15) {
   const int calls_a = calls_for(a, budget), calls_b = calls_for(b, budget);
   std::vector<double> times_a, times_b, ratios;
   for (int r = 0; r < rounds; ++r) {

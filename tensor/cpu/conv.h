@@ -1,6 +1,6 @@
-// The three products of a convolution on the CPU, each over a block of images: y from (x, w), dx from (dy, w)
-// and dw from (x, dy). Activations are channels-last. conv_onednn.cpp serves f32 where oneDNN is built in,
-// conv_im2col.cpp everything else.
+// The three products of a convolution on the CPU, each over a block of images: y from (x, w), dx
+// from (dy, w) and dw from (x, dy). Activations are channels-last. conv_onednn.cpp serves f32 where
+// oneDNN is built in, conv_im2col.cpp everything else.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 namespace lockstep::cpu {
 
 struct ConvShape {
-  int64_t n, c, h, w;            // input
-  int64_t o, oh, ow;             // output
+  int64_t n, c, h, w;  // input
+  int64_t o, oh, ow;   // output
   int64_t kh, kw;
   int64_t stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int64_t groups;
@@ -25,19 +25,24 @@ struct ConvShape {
   int64_t x_image() const { return c * h * w; }
   int64_t y_image() const { return o * oh * ow; }
   int64_t weights() const { return o * (c / groups) * kh * kw; }
-  /// At least four images and at most eight blocks, by the shape alone: results do not depend on threads.
+  /// At least four images and at most eight blocks, by the shape alone: results do not depend on
+  /// threads.
   int64_t images_per_block() const { return std::max<int64_t>(4, (n + 7) / 8); }
 };
 
-// All tensors dense: x, dx [N, C, H, W] and y, dy [N, O, H', W'] channels-last, w, dw [O, C/groups, kh, kw]
-// row-major, bias [O] or undefined. Results are overwritten.
-void conv_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& y);
+// All tensors dense: x, dx [N, C, H, W] and y, dy [N, O, H', W'] channels-last, w, dw [O, C/groups,
+// kh, kw] row-major, bias [O] or undefined. Results are overwritten.
+void conv_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor& bias,
+                  const Tensor& y);
 void conv_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, const Tensor& dx);
-void conv_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db);
+void conv_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy, const Tensor& dw,
+                           const Tensor& db);
 
 // The same by im2col and gemm, for f32 and f64.
-void im2col_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& y);
+void im2col_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor& bias,
+                    const Tensor& y);
 void im2col_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, const Tensor& dx);
-void im2col_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db);
+void im2col_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy,
+                             const Tensor& dw, const Tensor& db);
 
 }  // namespace lockstep::cpu

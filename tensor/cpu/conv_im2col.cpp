@@ -1,5 +1,7 @@
-// Convolution as matrix products: the patches under the kernel, one row per output pixel, times the weights.
-//   columns [H' W', kh kw C],  weights [O, kh kw C]:   y = columns w^T,  dcolumns = dy w,  dw = dy^T columns
+// Convolution as matrix products: the patches under the kernel, one row per output pixel, times the
+// weights.
+//   columns [H' W', kh kw C],  weights [O, kh kw C]:
+//   y = columns w^T,  dcolumns = dy w,  dw = dy^T columns
 #include <algorithm>
 #include <vector>
 
@@ -33,7 +35,8 @@ std::vector<T> to_columns_order(const ConvShape& s, const T* w) {
   const int64_t cg = s.c / s.groups, k = s.kh * s.kw;
   for (int64_t o = 0; o < s.o; ++o)
     for (int64_t c = 0; c < cg; ++c)
-      for (int64_t i = 0; i < k; ++i) out[static_cast<size_t>((o * k + i) * cg + c)] = w[(o * cg + c) * k + i];
+      for (int64_t i = 0; i < k; ++i)
+        out[static_cast<size_t>((o * k + i) * cg + c)] = w[(o * cg + c) * k + i];
   return out;
 }
 template <class T>
@@ -48,19 +51,23 @@ template <class T>
 void gather(const ConvShape& s, int64_t group, const T* image, std::vector<T>& columns) {
   const int64_t cg = s.c / s.groups;
   for_each_patch(s, group, [&](int64_t column, int64_t element) {
-    if (element < 0) std::fill_n(columns.data() + column, cg, T(0));
-    else std::copy_n(image + element, cg, columns.data() + column);
+    if (element < 0)
+      std::fill_n(columns.data() + column, cg, T(0));
+    else
+      std::copy_n(image + element, cg, columns.data() + column);
   });
 }
 
 struct Sizes {
   int64_t pixels, patch, og;  // output pixels, elements of a patch, output channels of a group
-  explicit Sizes(const ConvShape& s) : pixels(s.oh * s.ow), patch(s.kh * s.kw * (s.c / s.groups)), og(s.o / s.groups) {}
+  explicit Sizes(const ConvShape& s)
+      : pixels(s.oh * s.ow), patch(s.kh * s.kw * (s.c / s.groups)), og(s.o / s.groups) {}
 };
 
 }  // namespace
 
-void im2col_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& y) {
+void im2col_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor& bias,
+                    const Tensor& y) {
   const Sizes z(s);
   dispatch_floating("conv2d", x.dtype(), [&]<class T>(TypeTag<T>) {
     const std::vector<T> weights = to_columns_order(s, w.data<T>());
@@ -70,7 +77,8 @@ void im2col_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const 
         for (int64_t g = 0; g < s.groups; ++g) {
           gather(s, g, x.data<T>() + n * s.x_image(), columns);
           gemm<T>(z.pixels, z.og, z.patch, {columns.data(), z.patch, false},
-                  {weights.data() + g * z.og * z.patch, z.patch, true}, y.data<T>() + n * s.y_image() + g * z.og, s.o, false,
+                  {weights.data() + g * z.og * z.patch, z.patch, true},
+                  y.data<T>() + n * s.y_image() + g * z.og, s.o, false,
                   {bias.defined() ? bias.data<T>() + g * z.og : nullptr, false});
         }
     });
@@ -91,7 +99,8 @@ void im2col_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w,
                   {weights.data() + g * z.og * z.patch, z.patch, false}, columns.data(), z.patch);
           for_each_patch(s, g, [&](int64_t column, int64_t element) {
             if (element < 0) return;
-            for (int64_t c = 0; c < s.c / s.groups; ++c) image[element + c] += columns[static_cast<size_t>(column + c)];
+            for (int64_t c = 0; c < s.c / s.groups; ++c)
+              image[element + c] += columns[static_cast<size_t>(column + c)];
           });
         }
       }
@@ -99,12 +108,14 @@ void im2col_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w,
   });
 }
 
-void im2col_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db) {
+void im2col_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy,
+                             const Tensor& dw, const Tensor& db) {
   const Sizes z(s);
   dispatch_floating("conv2d", x.dtype(), [&]<class T>(TypeTag<T>) {
     const int64_t block = s.images_per_block(), blocks = (s.n + block - 1) / block;
     // Each block of images adds into weights of its own; these are then added in order.
-    std::vector<std::vector<T>> partial(static_cast<size_t>(blocks)), partial_bias(static_cast<size_t>(blocks));
+    std::vector<std::vector<T>> partial(static_cast<size_t>(blocks)),
+        partial_bias(static_cast<size_t>(blocks));
     parallel_for(s.n, block, [&](int64_t begin, int64_t end) {
       auto& sum = partial[static_cast<size_t>(begin / block)];
       auto& bias = partial_bias[static_cast<size_t>(begin / block)];
@@ -115,8 +126,8 @@ void im2col_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& 
         const T* gradient = dy.data<T>() + n * s.y_image();
         for (int64_t g = 0; g < s.groups; ++g) {
           gather(s, g, x.data<T>() + n * s.x_image(), columns);
-          gemm<T>(z.og, z.patch, z.pixels, {gradient + g * z.og, s.o, true}, {columns.data(), z.patch, false},
-                  sum.data() + g * z.og * z.patch, z.patch, true);
+          gemm<T>(z.og, z.patch, z.pixels, {gradient + g * z.og, s.o, true},
+                  {columns.data(), z.patch, false}, sum.data() + g * z.og * z.patch, z.patch, true);
         }
         for (int64_t p = 0; p < z.pixels; ++p)
           for (int64_t o = 0; o < s.o; ++o) bias[static_cast<size_t>(o)] += gradient[p * s.o + o];
@@ -126,7 +137,8 @@ void im2col_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& 
     if (db.defined()) std::fill_n(db.data<T>(), s.o, T(0));
     for (int64_t b = 0; b < blocks; ++b) {
       add_from_columns_order(s, partial[static_cast<size_t>(b)].data(), dw.data<T>());
-      for (int64_t o = 0; db.defined() && o < s.o; ++o) db.data<T>()[o] += partial_bias[static_cast<size_t>(b)][static_cast<size_t>(o)];
+      for (int64_t o = 0; db.defined() && o < s.o; ++o)
+        db.data<T>()[o] += partial_bias[static_cast<size_t>(b)][static_cast<size_t>(o)];
     }
   });
 }

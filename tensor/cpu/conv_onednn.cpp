@@ -1,5 +1,6 @@
-// Convolution by oneDNN's generated code: channels-last activations, weights in whatever order oneDNN prefers
-// (reordered once per call), primitives kept by shape. Each block of images is one single-threaded execution.
+// Convolution by oneDNN's generated code: channels-last activations, weights in whatever order
+// oneDNN prefers (reordered once per call), primitives kept by shape. Each block of images is one
+// single-threaded execution.
 #include <algorithm>
 #include <unordered_map>
 #include <vector>
@@ -32,35 +33,49 @@ struct Compiled {
   memory::desc x, w, bias, y;
 };
 
-memory::desc desc(memory::dims dims, Tag tag) { return {std::move(dims), memory::data_type::f32, tag}; }
+memory::desc desc(memory::dims dims, Tag tag) {
+  return {std::move(dims), memory::data_type::f32, tag};
+}
 memory::desc plain_weights(const ConvShape& s) {
   return s.groups == 1 ? desc({s.o, s.c, s.kh, s.kw}, Tag::oihw)
                        : desc({s.groups, s.o / s.groups, s.c / s.groups, s.kh, s.kw}, Tag::goihw);
 }
 
 Compiled compile(Product product, const ConvShape& s, bool with_bias) {
-  const memory::dims strides{s.stride_h, s.stride_w}, dilates{s.dilation_h - 1, s.dilation_w - 1}, pad{s.pad_h, s.pad_w};
+  const memory::dims strides{s.stride_h, s.stride_w}, dilates{s.dilation_h - 1, s.dilation_w - 1},
+      pad{s.pad_h, s.pad_w};
   const auto x = desc({s.n, s.c, s.h, s.w}, Tag::nhwc), y = desc({s.n, s.o, s.oh, s.ow}, Tag::nhwc);
   const auto w = desc(plain_weights(s).dims(), Tag::any);
   const auto bias = with_bias ? desc({s.o}, Tag::x) : memory::desc();
   const auto direct = dnnl::algorithm::convolution_direct;
   const auto training = dnnl::prop_kind::forward_training;
   const dnnl::convolution_forward::primitive_desc forward(
-      with_bias ? dnnl::convolution_forward::desc(training, direct, x, w, bias, y, strides, dilates, pad, pad)
-                : dnnl::convolution_forward::desc(training, direct, x, w, y, strides, dilates, pad, pad),
+      with_bias
+          ? dnnl::convolution_forward::desc(training, direct, x, w, bias, y, strides, dilates, pad,
+                                            pad)
+          : dnnl::convolution_forward::desc(training, direct, x, w, y, strides, dilates, pad, pad),
       engine());
   if (product == Product::forward)
-    return {dnnl::convolution_forward(forward), forward.src_desc(), forward.weights_desc(), bias, forward.dst_desc()};
+    return {dnnl::convolution_forward(forward), forward.src_desc(), forward.weights_desc(), bias,
+            forward.dst_desc()};
   if (product == Product::data) {
     const dnnl::convolution_backward_data::primitive_desc p(
-        dnnl::convolution_backward_data::desc(direct, x, w, y, strides, dilates, pad, pad), engine(), forward);
-    return {dnnl::convolution_backward_data(p), p.diff_src_desc(), p.weights_desc(), {}, p.diff_dst_desc()};
+        dnnl::convolution_backward_data::desc(direct, x, w, y, strides, dilates, pad, pad),
+        engine(), forward);
+    return {dnnl::convolution_backward_data(p),
+            p.diff_src_desc(),
+            p.weights_desc(),
+            {},
+            p.diff_dst_desc()};
   }
   const dnnl::convolution_backward_weights::primitive_desc p(
-      with_bias ? dnnl::convolution_backward_weights::desc(direct, x, w, bias, y, strides, dilates, pad, pad)
-                : dnnl::convolution_backward_weights::desc(direct, x, w, y, strides, dilates, pad, pad),
+      with_bias
+          ? dnnl::convolution_backward_weights::desc(direct, x, w, bias, y, strides, dilates, pad,
+                                                     pad)
+          : dnnl::convolution_backward_weights::desc(direct, x, w, y, strides, dilates, pad, pad),
       engine(), forward);
-  return {dnnl::convolution_backward_weights(p), p.src_desc(), p.diff_weights_desc(), bias, p.diff_dst_desc()};
+  return {dnnl::convolution_backward_weights(p), p.src_desc(), p.diff_weights_desc(), bias,
+          p.diff_dst_desc()};
 }
 
 struct Key {
@@ -73,8 +88,8 @@ struct Hash {
   size_t operator()(const Key& k) const {
     const ConvShape& s = k.shape;
     size_t h = static_cast<size_t>(k.product) * 2 + k.with_bias;
-    for (int64_t v : {s.n, s.c, s.h, s.w, s.o, s.oh, s.ow, s.kh, s.kw, s.stride_h, s.stride_w, s.pad_h, s.pad_w, s.dilation_h,
-                      s.dilation_w, s.groups})
+    for (int64_t v : {s.n, s.c, s.h, s.w, s.o, s.oh, s.ow, s.kh, s.kw, s.stride_h, s.stride_w,
+                      s.pad_h, s.pad_w, s.dilation_h, s.dilation_w, s.groups})
       h = h * 1000003 + static_cast<size_t>(v);
     return h;
   }
@@ -89,7 +104,9 @@ const Compiled& compiled(Product product, const ConvShape& s, bool with_bias) {
   return cache.emplace(key, compile(product, s, with_bias)).first->second;
 }
 
-memory wrap(const memory::desc& d, const void* data) { return memory(d, engine(), const_cast<void*>(data)); }
+memory wrap(const memory::desc& d, const void* data) {
+  return memory(d, engine(), const_cast<void*>(data));
+}
 
 void reorder(memory from, memory to) {
   dnnl::reorder(from, to).execute(stream(), from, to);
@@ -105,12 +122,15 @@ Tensor prepared_weights(Product product, const ConvShape& s, bool with_bias, con
   return out;
 }
 
-/// Runs f(shape of the block, weights for it, first image) over blocks of images; the last may be shorter.
+/// Runs f(shape of the block, weights for it, first image) over blocks of images; the last may be
+/// shorter.
 template <class F>
 void for_each_block(Product product, const ConvShape& s, bool with_bias, const Tensor& w, F f) {
   const int64_t block = std::min(s.n, s.images_per_block()), rest = s.n % block;
-  const Tensor whole = w.defined() ? prepared_weights(product, s.with_images(block), with_bias, w) : w;
-  const Tensor last = w.defined() && rest ? prepared_weights(product, s.with_images(rest), with_bias, w) : whole;
+  const Tensor whole =
+      w.defined() ? prepared_weights(product, s.with_images(block), with_bias, w) : w;
+  const Tensor last =
+      w.defined() && rest ? prepared_weights(product, s.with_images(rest), with_bias, w) : whole;
   parallel_for(s.n, block, [&](int64_t begin, int64_t end) {
     f(s.with_images(end - begin), end - begin == block ? whole : last, begin);
   });
@@ -120,49 +140,59 @@ bool served(const Tensor& t) { return t.dtype() == DType::f32; }
 
 }  // namespace
 
-void conv_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor& bias, const Tensor& y) {
+void conv_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor& bias,
+                  const Tensor& y) {
   if (!served(x)) return im2col_forward(s, x, w, bias, y);
   const bool with_bias = bias.defined();
-  for_each_block(Product::forward, s, with_bias, w, [&](const ConvShape& b, const Tensor& weights, int64_t n) {
-    const Compiled& p = compiled(Product::forward, b, with_bias);
-    p.primitive.execute(stream(), {{DNNL_ARG_SRC, wrap(p.x, x.data<float>() + n * s.x_image())},
-                                   {DNNL_ARG_WEIGHTS, wrap(p.w, weights.data_ptr())},
-                                   {DNNL_ARG_BIAS, with_bias ? wrap(p.bias, bias.data_ptr()) : memory()},
-                                   {DNNL_ARG_DST, wrap(p.y, y.data<float>() + n * s.y_image())}});
-    stream().wait();
-  });
+  for_each_block(
+      Product::forward, s, with_bias, w, [&](const ConvShape& b, const Tensor& weights, int64_t n) {
+        const Compiled& p = compiled(Product::forward, b, with_bias);
+        p.primitive.execute(stream(),
+                            {{DNNL_ARG_SRC, wrap(p.x, x.data<float>() + n * s.x_image())},
+                             {DNNL_ARG_WEIGHTS, wrap(p.w, weights.data_ptr())},
+                             {DNNL_ARG_BIAS, with_bias ? wrap(p.bias, bias.data_ptr()) : memory()},
+                             {DNNL_ARG_DST, wrap(p.y, y.data<float>() + n * s.y_image())}});
+        stream().wait();
+      });
 }
 
 void conv_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, const Tensor& dx) {
   if (!served(dy)) return im2col_backward_data(s, dy, w, dx);
-  for_each_block(Product::data, s, false, w, [&](const ConvShape& b, const Tensor& weights, int64_t n) {
-    const Compiled& p = compiled(Product::data, b, false);
-    p.primitive.execute(stream(), {{DNNL_ARG_DIFF_DST, wrap(p.y, dy.data<float>() + n * s.y_image())},
-                                   {DNNL_ARG_WEIGHTS, wrap(p.w, weights.data_ptr())},
-                                   {DNNL_ARG_DIFF_SRC, wrap(p.x, dx.data<float>() + n * s.x_image())}});
-    stream().wait();
-  });
+  for_each_block(
+      Product::data, s, false, w, [&](const ConvShape& b, const Tensor& weights, int64_t n) {
+        const Compiled& p = compiled(Product::data, b, false);
+        p.primitive.execute(stream(),
+                            {{DNNL_ARG_DIFF_DST, wrap(p.y, dy.data<float>() + n * s.y_image())},
+                             {DNNL_ARG_WEIGHTS, wrap(p.w, weights.data_ptr())},
+                             {DNNL_ARG_DIFF_SRC, wrap(p.x, dx.data<float>() + n * s.x_image())}});
+        stream().wait();
+      });
 }
 
-void conv_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy, const Tensor& dw, const Tensor& db) {
+void conv_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy, const Tensor& dw,
+                           const Tensor& db) {
   if (!served(x)) return im2col_backward_weights(s, x, dy, dw, db);
   const bool with_bias = db.defined();
   const int64_t block = std::min(s.n, s.images_per_block()), blocks = (s.n + block - 1) / block;
   // Each block of images writes weights of its own, in plain order; these are then added in order.
   const Tensor partial = empty({blocks, s.weights()}), partial_bias = empty({blocks, s.o});
-  for_each_block(Product::weights, s, with_bias, Tensor(), [&](const ConvShape& b, const Tensor&, int64_t n) {
-    const Compiled& p = compiled(Product::weights, b, with_bias);
-    float* out = partial.data<float>() + n / block * s.weights();
-    const bool plain = p.w == plain_weights(s);
-    const Tensor own = plain ? Tensor() : empty({static_cast<int64_t>(p.w.get_size() / sizeof(float))});
-    p.primitive.execute(
-        stream(), {{DNNL_ARG_SRC, wrap(p.x, x.data<float>() + n * s.x_image())},
-                   {DNNL_ARG_DIFF_DST, wrap(p.y, dy.data<float>() + n * s.y_image())},
-                   {DNNL_ARG_DIFF_WEIGHTS, wrap(p.w, plain ? out : own.data_ptr())},
-                   {DNNL_ARG_DIFF_BIAS, with_bias ? wrap(p.bias, partial_bias.data<float>() + n / block * s.o) : memory()}});
-    stream().wait();
-    if (!plain) reorder(wrap(p.w, own.data_ptr()), wrap(plain_weights(s), out));
-  });
+  for_each_block(
+      Product::weights, s, with_bias, Tensor(), [&](const ConvShape& b, const Tensor&, int64_t n) {
+        const Compiled& p = compiled(Product::weights, b, with_bias);
+        float* out = partial.data<float>() + n / block * s.weights();
+        const bool plain = p.w == plain_weights(s);
+        const Tensor own =
+            plain ? Tensor() : empty({static_cast<int64_t>(p.w.get_size() / sizeof(float))});
+        p.primitive.execute(
+            stream(),
+            {{DNNL_ARG_SRC, wrap(p.x, x.data<float>() + n * s.x_image())},
+             {DNNL_ARG_DIFF_DST, wrap(p.y, dy.data<float>() + n * s.y_image())},
+             {DNNL_ARG_DIFF_WEIGHTS, wrap(p.w, plain ? out : own.data_ptr())},
+             {DNNL_ARG_DIFF_BIAS,
+              with_bias ? wrap(p.bias, partial_bias.data<float>() + n / block * s.o) : memory()}});
+        stream().wait();
+        if (!plain) reorder(wrap(p.w, own.data_ptr()), wrap(plain_weights(s), out));
+      });
   auto add_in_order = [blocks](const Tensor& parts, float* out, int64_t count) {
     std::copy_n(parts.data<float>(), count, out);
     for (int64_t b = 1; b < blocks; ++b)

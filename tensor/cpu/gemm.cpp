@@ -16,14 +16,15 @@ namespace {
 
 /// One block on the calling thread.
 template <class T>
-void product(int64_t m, int64_t n, int64_t k, MatrixRef<T> a, MatrixRef<T> b, T* c, int64_t c_stride, bool accumulate) {
+void product(int64_t m, int64_t n, int64_t k, MatrixRef<T> a, MatrixRef<T> b, T* c,
+             int64_t c_stride, bool accumulate) {
 #ifdef LOCKSTEP_HAS_ONEDNN
   if constexpr (std::is_same_v<T, float>) {
     const dnnl_status_t status =
-        dnnl_sgemm(a.transposed ? 'T' : 'N', b.transposed ? 'T' : 'N', m, n, k, 1.0f, a.data, a.stride, b.data, b.stride,
-                   accumulate ? 1.0f : 0.0f, c, c_stride);
-    LOCKSTEP_CHECK(status == dnnl_success, Error, "gemm: oneDNN refused a product of [", m, ", ", k, "] x [", k, ", ", n,
-                   "] with status ", static_cast<int>(status));
+        dnnl_sgemm(a.transposed ? 'T' : 'N', b.transposed ? 'T' : 'N', m, n, k, 1.0f, a.data,
+                   a.stride, b.data, b.stride, accumulate ? 1.0f : 0.0f, c, c_stride);
+    LOCKSTEP_CHECK(status == dnnl_success, Error, "gemm: oneDNN refused a product of [", m, ", ", k,
+                   "] x [", k, ", ", n, "] with status ", static_cast<int>(status));
     return;
   }
 #endif
@@ -32,15 +33,21 @@ void product(int64_t m, int64_t n, int64_t k, MatrixRef<T> a, MatrixRef<T> b, T*
   using Map = Eigen::Map<const Row, 0, Stride>;
   Eigen::Map<Row, 0, Stride> out(c, m, n, Stride(c_stride));
   auto add = [&](const auto& x, const auto& y) {
-    if (accumulate) out.noalias() += x * y;
-    else out.noalias() = x * y;
+    if (accumulate)
+      out.noalias() += x * y;
+    else
+      out.noalias() = x * y;
   };
   const Map am(a.data, a.transposed ? k : m, a.transposed ? m : k, Stride(a.stride));
   const Map bm(b.data, b.transposed ? n : k, b.transposed ? k : n, Stride(b.stride));
-  if (a.transposed && b.transposed) add(am.transpose(), bm.transpose());
-  else if (a.transposed) add(am.transpose(), bm);
-  else if (b.transposed) add(am, bm.transpose());
-  else add(am, bm);
+  if (a.transposed && b.transposed)
+    add(am.transpose(), bm.transpose());
+  else if (a.transposed)
+    add(am.transpose(), bm);
+  else if (b.transposed)
+    add(am, bm.transpose());
+  else
+    add(am, bm);
 }
 
 template <class T>
@@ -57,29 +64,36 @@ void finish(T* c, int64_t m, int64_t n, int64_t c_stride, const T* bias, bool re
   }
 }
 
-/// At most eight blocks of a multiple of 64: small enough to share, large enough to run at full speed.
+/// At most eight blocks of a multiple of 64: small enough to share, large enough to run at full
+/// speed.
 int64_t block_size(int64_t n) { return std::max<int64_t>(64, (n + 511) / 512 * 64); }
 
 }  // namespace
 
 template <class T>
-void gemm(int64_t m, int64_t n, int64_t k, MatrixRef<T> a, MatrixRef<T> b, T* c, int64_t c_stride, bool accumulate,
-          Epilogue<T> epilogue) {
+void gemm(int64_t m, int64_t n, int64_t k, MatrixRef<T> a, MatrixRef<T> b, T* c, int64_t c_stride,
+          bool accumulate, Epilogue<T> epilogue) {
   if (m == 0 || n == 0) return;
   auto block = [&](int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
     const MatrixRef<T> ab{a.data + (a.transposed ? i0 : i0 * a.stride), a.stride, a.transposed};
     const MatrixRef<T> bb{b.data + (b.transposed ? j0 * b.stride : j0), b.stride, b.transposed};
     T* cb = c + i0 * c_stride + j0;
-    if (k > 0) product(i1 - i0, j1 - j0, k, ab, bb, cb, c_stride, accumulate);
+    if (k > 0)
+      product(i1 - i0, j1 - j0, k, ab, bb, cb, c_stride, accumulate);
     else if (!accumulate)
       for (int64_t i = 0; i < i1 - i0; ++i) std::fill_n(cb + i * c_stride, j1 - j0, T(0));
-    finish(cb, i1 - i0, j1 - j0, c_stride, epilogue.bias ? epilogue.bias + j0 : nullptr, epilogue.relu);
+    finish(cb, i1 - i0, j1 - j0, c_stride, epilogue.bias ? epilogue.bias + j0 : nullptr,
+           epilogue.relu);
   };
-  if (m >= 128 || m >= n) parallel_for(m, block_size(m), [&](int64_t i0, int64_t i1) { block(i0, i1, 0, n); });
-  else parallel_for(n, block_size(n), [&](int64_t j0, int64_t j1) { block(0, m, j0, j1); });
+  if (m >= 128 || m >= n)
+    parallel_for(m, block_size(m), [&](int64_t i0, int64_t i1) { block(i0, i1, 0, n); });
+  else
+    parallel_for(n, block_size(n), [&](int64_t j0, int64_t j1) { block(0, m, j0, j1); });
 }
 
-template void gemm(int64_t, int64_t, int64_t, MatrixRef<float>, MatrixRef<float>, float*, int64_t, bool, Epilogue<float>);
-template void gemm(int64_t, int64_t, int64_t, MatrixRef<double>, MatrixRef<double>, double*, int64_t, bool, Epilogue<double>);
+template void gemm(int64_t, int64_t, int64_t, MatrixRef<float>, MatrixRef<float>, float*, int64_t,
+                   bool, Epilogue<float>);
+template void gemm(int64_t, int64_t, int64_t, MatrixRef<double>, MatrixRef<double>, double*,
+                   int64_t, bool, Epilogue<double>);
 
 }  // namespace lockstep::cpu

@@ -1,6 +1,7 @@
-// gemm: the matrix product under every layer. oneDNN's generated code for f32 where it was built in, Eigen
-// otherwise and for f64. The product is cut into blocks that depend on the shape alone and never on the
-// number of threads; each block runs single-threaded, so its bits are always the same.
+// gemm: the matrix product under every layer. oneDNN's generated code for f32 where it was built
+// in, Eigen otherwise and for f64. The product is cut into blocks that depend on the shape alone
+// and never on the number of threads; each block runs single-threaded, so its bits are always the
+// same.
 #pragma once
 
 #include <cstdint>
@@ -24,26 +25,31 @@ struct MatrixRef {
   bool transposed;
 };
 
-/// C [m, n], dense rows `c_stride` apart = A [m, k] * B [k, n] (+ C if accumulate), then the epilogue.
+/// C [m, n], dense rows `c_stride` apart = A [m, k] * B [k, n] (+ C if accumulate), then the
+/// epilogue.
 template <class T>
 void gemm(int64_t m, int64_t n, int64_t k, MatrixRef<T> a, MatrixRef<T> b, T* c, int64_t c_stride,
           bool accumulate = false, Epilogue<T> epilogue = {});
 
-extern template void gemm(int64_t, int64_t, int64_t, MatrixRef<float>, MatrixRef<float>, float*, int64_t, bool, Epilogue<float>);
-extern template void gemm(int64_t, int64_t, int64_t, MatrixRef<double>, MatrixRef<double>, double*, int64_t, bool, Epilogue<double>);
+extern template void gemm(int64_t, int64_t, int64_t, MatrixRef<float>, MatrixRef<float>, float*,
+                          int64_t, bool, Epilogue<float>);
+extern template void gemm(int64_t, int64_t, int64_t, MatrixRef<double>, MatrixRef<double>, double*,
+                          int64_t, bool, Epilogue<double>);
 
-/// The last two dimensions of `t`, starting at element `offset`, as a matrix gemm can read without a copy;
-/// `t` must satisfy is_matrix().
+/// The last two dimensions of `t`, starting at element `offset`, as a matrix gemm can read without
+/// a copy; `t` must satisfy is_matrix().
 template <class T>
 MatrixRef<T> matrix(const Tensor& t, int64_t offset = 0) {
   const int rows = t.dim() - 2, cols = t.dim() - 1;
   const T* p = t.data<T>() + offset;
-  if (t.strides()[cols] == 1 || t.shape()[cols] == 1) return {p, std::max(t.strides()[rows], t.shape()[cols]), false};
+  if (t.strides()[cols] == 1 || t.shape()[cols] == 1)
+    return {p, std::max(t.strides()[rows], t.shape()[cols]), false};
   return {p, std::max(t.strides()[cols], t.shape()[rows]), true};
 }
 /// Whether one of the last two dimensions is dense and the other does not overlap it.
 inline bool is_matrix(const Tensor& t) {
-  const int64_t rows = t.size(-2), cols = t.size(-1), rs = t.strides()[t.dim() - 2], cs = t.strides()[t.dim() - 1];
+  const int64_t rows = t.size(-2), cols = t.size(-1), rs = t.strides()[t.dim() - 2],
+                cs = t.strides()[t.dim() - 1];
   auto fits = [](int64_t dense, int64_t other, int64_t dense_stride, int64_t other_stride) {
     return (dense_stride == 1 || dense == 1) && (other == 1 || other_stride >= dense);
   };

@@ -12,7 +12,8 @@ using cpu::ConvShape;
 
 Strides channels_last_strides(const Shape& s) { return {s[1] * s[2] * s[3], 1, s[3] * s[1], s[1]}; }
 Tensor empty_channels_last(const Shape& shape, const Tensor& like) {
-  return empty_strided(shape, channels_last_strides(shape), {.dtype = like.dtype(), .device = like.device()});
+  return empty_strided(shape, channels_last_strides(shape),
+                       {.dtype = like.dtype(), .device = like.device()});
 }
 Tensor channels_last(const Tensor& t) {
   if (t.is_channels_last()) return t;
@@ -31,15 +32,18 @@ Tensor weights(const ConvShape& s, const Tensor& x, const Tensor& dy);
 struct Conv2d {
   static constexpr const char* name = "conv2d";
   static constexpr unsigned saves = kInput(0) | kInput(1);
-  static inline Kernel<void(const ConvShape&, const Tensor&, const Tensor&, const Tensor&, const Tensor&)> kernel{
-      "conv2d", cpu::conv_forward};
-  static inline Kernel<void(const ConvShape&, const Tensor&, const Tensor&, const Tensor&, const Tensor&)> weights_kernel{
-      "conv2d", cpu::conv_backward_weights};
+  static inline Kernel<void(const ConvShape&, const Tensor&, const Tensor&, const Tensor&,
+                            const Tensor&)>
+      kernel{"conv2d", cpu::conv_forward};
+  static inline Kernel<void(const ConvShape&, const Tensor&, const Tensor&, const Tensor&,
+                            const Tensor&)>
+      weights_kernel{"conv2d", cpu::conv_backward_weights};
   ConvShape s;
 
   Tensor forward(const Tensor& x, const Tensor& w, const Tensor& bias) const {
     Tensor y = empty_channels_last({s.n, s.o, s.oh, s.ow}, x);
-    kernel.on(x.device())(s, channels_last(x), w.contiguous(), bias.defined() ? bias.contiguous() : bias, y);
+    kernel.on(x.device())(s, channels_last(x), w.contiguous(),
+                          bias.defined() ? bias.contiguous() : bias, y);
     return y;
   }
 
@@ -65,8 +69,8 @@ struct Conv2d {
 struct ConvData {
   static constexpr const char* name = "conv2d_backward_data";
   static constexpr unsigned saves = kInput(0) | kInput(1);
-  static inline Kernel<void(const ConvShape&, const Tensor&, const Tensor&, const Tensor&)> kernel{"conv2d",
-                                                                                                  cpu::conv_backward_data};
+  static inline Kernel<void(const ConvShape&, const Tensor&, const Tensor&, const Tensor&)> kernel{
+      "conv2d", cpu::conv_backward_data};
   ConvShape s;
   Tensor forward(const Tensor& dy, const Tensor& w) const {
     Tensor dx = empty_channels_last({s.n, s.c, s.h, s.w}, dy);
@@ -84,7 +88,8 @@ struct ConvWeights {
   static constexpr unsigned saves = kInput(0) | kInput(1);
   ConvShape s;
   Tensor forward(const Tensor& x, const Tensor& dy) const {
-    Tensor dw = empty({s.o, s.c / s.groups, s.kh, s.kw}, {.dtype = x.dtype(), .device = x.device()});
+    Tensor dw =
+        empty({s.o, s.c / s.groups, s.kh, s.kw}, {.dtype = x.dtype(), .device = x.device()});
     Conv2d::weights_kernel.on(x.device())(s, channels_last(x), channels_last(dy), dw, Tensor());
     return dw;
   }
@@ -97,40 +102,59 @@ struct ConvWeights {
 Tensor forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor& bias) {
   return apply(Conv2d{s}, x, w, bias);
 }
-Tensor data(const ConvShape& s, const Tensor& dy, const Tensor& w) { return apply(ConvData{s}, dy, w); }
-Tensor weights(const ConvShape& s, const Tensor& x, const Tensor& dy) { return apply(ConvWeights{s}, x, dy); }
+Tensor data(const ConvShape& s, const Tensor& dy, const Tensor& w) {
+  return apply(ConvData{s}, dy, w);
+}
+Tensor weights(const ConvShape& s, const Tensor& x, const Tensor& dy) {
+  return apply(ConvWeights{s}, x, dy);
+}
 
 }  // namespace
 
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, Conv2dOptions o) {
-  LOCKSTEP_CHECK(x.dim() == 4, ShapeError, "conv2d: the input must be [N, C, H, W], got ", x.shape(),
-                 x.dim() == 3 ? "; add a batch dimension with unsqueeze(0)" : "");
-  LOCKSTEP_CHECK(weight.dim() == 4, ShapeError, "conv2d: the weight must be [O, C / groups, kh, kw], got ", weight.shape());
-  LOCKSTEP_CHECK(o.groups >= 1 && x.size(1) % o.groups == 0 && weight.size(0) % o.groups == 0, ShapeError,
-                 "conv2d: ", o.groups, " groups do not divide ", x.size(1), " input and ", weight.size(0), " output channels");
-  LOCKSTEP_CHECK(x.size(1) == weight.size(1) * o.groups, ShapeError, "conv2d: input has ", x.size(1),
-                 " channels but the weight ", weight.shape(), " expects ", weight.size(1) * o.groups);
-  LOCKSTEP_CHECK(x.dtype() == weight.dtype(), DTypeError, "conv2d: the input is ", x.dtype(), ", the weight ", weight.dtype(),
-                 "; convert one with to()");
-  LOCKSTEP_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)), ShapeError, "conv2d: the bias must be [",
-                 weight.size(0), "], got ", bias.defined() ? bias.shape() : Shape{});
-  LOCKSTEP_CHECK(!bias.defined() || bias.dtype() == x.dtype(), DTypeError, "conv2d: the input is ", x.dtype(), ", the bias ",
-                 bias.dtype(), "; convert one with to()");
-  LOCKSTEP_CHECK(weight.numel() > 0, ShapeError, "conv2d: the weight ", weight.shape(), " is empty");
-  LOCKSTEP_CHECK(o.stride.h >= 1 && o.stride.w >= 1 && o.dilation.h >= 1 && o.dilation.w >= 1 && o.padding.h >= 0 &&
-                     o.padding.w >= 0,
+  LOCKSTEP_CHECK(x.dim() == 4, ShapeError, "conv2d: the input must be [N, C, H, W], got ",
+                 x.shape(), x.dim() == 3 ? "; add a batch dimension with unsqueeze(0)" : "");
+  LOCKSTEP_CHECK(weight.dim() == 4, ShapeError,
+                 "conv2d: the weight must be [O, C / groups, kh, kw], got ", weight.shape());
+  LOCKSTEP_CHECK(o.groups >= 1 && x.size(1) % o.groups == 0 && weight.size(0) % o.groups == 0,
+                 ShapeError, "conv2d: ", o.groups, " groups do not divide ", x.size(1),
+                 " input and ", weight.size(0), " output channels");
+  LOCKSTEP_CHECK(x.size(1) == weight.size(1) * o.groups, ShapeError, "conv2d: input has ",
+                 x.size(1), " channels but the weight ", weight.shape(), " expects ",
+                 weight.size(1) * o.groups);
+  LOCKSTEP_CHECK(x.dtype() == weight.dtype(), DTypeError, "conv2d: the input is ", x.dtype(),
+                 ", the weight ", weight.dtype(), "; convert one with to()");
+  LOCKSTEP_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)), ShapeError,
+                 "conv2d: the bias must be [", weight.size(0), "], got ",
+                 bias.defined() ? bias.shape() : Shape{});
+  LOCKSTEP_CHECK(!bias.defined() || bias.dtype() == x.dtype(), DTypeError, "conv2d: the input is ",
+                 x.dtype(), ", the bias ", bias.dtype(), "; convert one with to()");
+  LOCKSTEP_CHECK(weight.numel() > 0, ShapeError, "conv2d: the weight ", weight.shape(),
+                 " is empty");
+  LOCKSTEP_CHECK(o.stride.h >= 1 && o.stride.w >= 1 && o.dilation.h >= 1 && o.dilation.w >= 1 &&
+                     o.padding.h >= 0 && o.padding.w >= 0,
                  ValueError, "conv2d: stride and dilation must be at least 1, padding at least 0");
   auto out = [](int64_t size, int64_t kernel, int64_t stride, int64_t pad, int64_t dilation) {
     return (size + 2 * pad - dilation * (kernel - 1) - 1 + stride) / stride;
   };
-  const ConvShape s{.n = x.size(0), .c = x.size(1), .h = x.size(2), .w = x.size(3), .o = weight.size(0),
+  const ConvShape s{.n = x.size(0),
+                    .c = x.size(1),
+                    .h = x.size(2),
+                    .w = x.size(3),
+                    .o = weight.size(0),
                     .oh = out(x.size(2), weight.size(2), o.stride.h, o.padding.h, o.dilation.h),
                     .ow = out(x.size(3), weight.size(3), o.stride.w, o.padding.w, o.dilation.w),
-                    .kh = weight.size(2), .kw = weight.size(3), .stride_h = o.stride.h, .stride_w = o.stride.w,
-                    .pad_h = o.padding.h, .pad_w = o.padding.w, .dilation_h = o.dilation.h, .dilation_w = o.dilation.w,
+                    .kh = weight.size(2),
+                    .kw = weight.size(3),
+                    .stride_h = o.stride.h,
+                    .stride_w = o.stride.w,
+                    .pad_h = o.padding.h,
+                    .pad_w = o.padding.w,
+                    .dilation_h = o.dilation.h,
+                    .dilation_w = o.dilation.w,
                     .groups = o.groups};
-  LOCKSTEP_CHECK(s.oh >= 1 && s.ow >= 1, ShapeError, "conv2d: the kernel ", weight.size(2), "x", weight.size(3),
-                 " is larger than the padded input ", x.shape());
+  LOCKSTEP_CHECK(s.oh >= 1 && s.ow >= 1, ShapeError, "conv2d: the kernel ", weight.size(2), "x",
+                 weight.size(3), " is larger than the padded input ", x.shape());
   LOCKSTEP_CHECK(x.numel() > 0, ShapeError, "conv2d: the input ", x.shape(), " is empty");
   return forward(s, x, weight, bias);
 }

@@ -33,7 +33,8 @@ constexpr unsigned saved_by() {
 
 inline TensorOptions like(const Tensor& t) { return {.dtype = t.dtype(), .device = t.device()}; }
 
-/// Whether x's bytes may take the result: the handle is the last one, and nothing else sees the bytes.
+/// Whether x's bytes may take the result: the handle is the last one, and nothing else sees the
+/// bytes.
 inline bool may_consume(const Tensor& x) {
   return x.ref()->use_count() == 1 && x.storage().use_count() == 1 && x.storage().owns_bytes() &&
          (!x.node() || !x.is_leaf()) && (x.is_contiguous() || x.is_channels_last());

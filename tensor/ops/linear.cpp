@@ -16,16 +16,19 @@ void linear_cpu(const Tensor& x, const Tensor& w, const Tensor& bias, bool relu,
   dispatch_floating("linear", x.dtype(), [&]<class T>(TypeTag<T>) {
     cpu::MatrixRef<T> wt = cpu::matrix<T>(wm);
     wt.transposed = !wt.transposed;
-    cpu::gemm<T>(x.size(0), w.size(0), x.size(1), cpu::matrix<T>(x), wt, y.data<T>(), w.size(0), false,
-                 {b.defined() ? b.data<T>() : nullptr, relu});
+    cpu::gemm<T>(x.size(0), w.size(0), x.size(1), cpu::matrix<T>(x), wt, y.data<T>(), w.size(0),
+                 false, {b.defined() ? b.data<T>() : nullptr, relu});
   });
 }
 
-/// dz = 0 where y <= 0, else dy (all of dy without relu); db = the sum of dz over rows, in blocks added in order.
-void linear_epilogue_backward_cpu(const Tensor& dy, const Tensor& y, const Tensor& dz, const Tensor& db) {
+/// dz = 0 where y <= 0, else dy (all of dy without relu); db = the sum of dz over rows, in blocks
+/// added in order.
+void linear_epilogue_backward_cpu(const Tensor& dy, const Tensor& y, const Tensor& dz,
+                                  const Tensor& db) {
   const int64_t rows = dy.size(0), n = dy.size(1), block = 64, blocks = (rows + block - 1) / block;
   dispatch_floating("linear", dy.dtype(), [&]<class T>(TypeTag<T>) {
-    const Tensor partial = empty({std::max<int64_t>(blocks, 1), n}, {.dtype = dy.dtype()});  // [blocks, n]
+    const Tensor partial =
+        empty({std::max<int64_t>(blocks, 1), n}, {.dtype = dy.dtype()});  // [blocks, n]
     const T* g = dy.data<T>();
     const T* mask = y.defined() ? y.data<T>() : nullptr;
     T* z = dz.defined() ? dz.data<T>() : nullptr;
@@ -39,7 +42,8 @@ void linear_epilogue_backward_cpu(const Tensor& dy, const Tensor& y, const Tenso
           const T* __restrict mi = mask + i * n;
           T* __restrict zi = z + i * n;
           for (int64_t j = 0; j < n; ++j) {
-            const T gij = gi[j];  // read in any case: a conditional load would keep this from vector code
+            const T gij =
+                gi[j];  // read in any case: a conditional load would keep this from vector code
             const T kept = mi[j] <= 0 ? T(0) : gij;  // as relu: NaN lets dy pass
             zi[j] = kept;
             total[j] += kept;
@@ -57,12 +61,14 @@ void linear_epilogue_backward_cpu(const Tensor& dy, const Tensor& y, const Tenso
   });
 }
 
-/// On rows: x [R, in], W [out, in], b [out].  dz = dy where not y <= 0,  dx = dz W,  dW = dz^T x,  db = sum_rows dz.
+/// On rows: x [R, in], W [out, in], b [out].  dz = dy where not y <= 0,  dx = dz W,  dW = dz^T x,
+/// db = sum_rows dz.
 struct Linear {
   static constexpr const char* name = "linear";
-  static inline Kernel<void(const Tensor&, const Tensor&, const Tensor&, bool, const Tensor&)> kernel{"linear", linear_cpu};
-  static inline Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&)> epilogue_backward{
-      "linear", linear_epilogue_backward_cpu};
+  static inline Kernel<void(const Tensor&, const Tensor&, const Tensor&, bool, const Tensor&)>
+      kernel{"linear", linear_cpu};
+  static inline Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&)>
+      epilogue_backward{"linear", linear_epilogue_backward_cpu};
   bool relu;
   // Without relu the output is not kept: the next op may then work on it in place.
   unsigned saves = kInput(0) | kInput(1) | (relu ? kOutput : 0);
@@ -87,8 +93,10 @@ struct Linear {
     const Tensor dz = relu ? empty(g.shape(), like) : g;
     if (relu || dx.needed(2)) {
       Tensor db;
-      if (dx.needed(2)) db = dx.destination(2).defined() ? dx.destination(2) : empty({g.size(1)}, like);
-      epilogue_backward.on(g.device())(g, relu ? saved.output() : Tensor(), relu ? dz : Tensor(), db);
+      if (dx.needed(2))
+        db = dx.destination(2).defined() ? dx.destination(2) : empty({g.size(1)}, like);
+      epilogue_backward.on(g.device())(g, relu ? saved.output() : Tensor(), relu ? dz : Tensor(),
+                                       db);
       if (dx.needed(2)) dx.set(2, db);
     }
     if (dx.needed(1)) {
@@ -107,19 +115,24 @@ struct Linear {
 }  // namespace
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Activation activation) {
-  LOCKSTEP_CHECK(weight.dim() == 2, ShapeError, "linear: the weight must be [out, in], got ", weight.shape());
-  LOCKSTEP_CHECK(x.dim() >= 1 && x.size(-1) == weight.size(1), ShapeError, "linear: input ", x.shape(), " has ",
-                 x.dim() ? x.size(-1) : 0, " features, the weight ", weight.shape(), " expects ", weight.size(1),
-                 x.dim() > 2 && x.size(0) * weight.size(1) == x.numel() ? "; did you forget flatten(1)?" : "");
-  LOCKSTEP_CHECK(x.dtype() == weight.dtype(), DTypeError, "linear: the input is ", x.dtype(), ", the weight ", weight.dtype(),
-                 "; convert one with to()");
-  LOCKSTEP_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)), ShapeError, "linear: the bias must be [",
-                 weight.size(0), "], got ", bias.defined() ? bias.shape() : Shape{});
-  LOCKSTEP_CHECK(!bias.defined() || bias.dtype() == x.dtype(), DTypeError, "linear: the input is ", x.dtype(), ", the bias ",
-                 bias.dtype(), "; convert one with to()");
+  LOCKSTEP_CHECK(weight.dim() == 2, ShapeError, "linear: the weight must be [out, in], got ",
+                 weight.shape());
+  LOCKSTEP_CHECK(
+      x.dim() >= 1 && x.size(-1) == weight.size(1), ShapeError, "linear: input ", x.shape(),
+      " has ", x.dim() ? x.size(-1) : 0, " features, the weight ", weight.shape(), " expects ",
+      weight.size(1),
+      x.dim() > 2 && x.size(0) * weight.size(1) == x.numel() ? "; did you forget flatten(1)?" : "");
+  LOCKSTEP_CHECK(x.dtype() == weight.dtype(), DTypeError, "linear: the input is ", x.dtype(),
+                 ", the weight ", weight.dtype(), "; convert one with to()");
+  LOCKSTEP_CHECK(!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0)), ShapeError,
+                 "linear: the bias must be [", weight.size(0), "], got ",
+                 bias.defined() ? bias.shape() : Shape{});
+  LOCKSTEP_CHECK(!bias.defined() || bias.dtype() == x.dtype(), DTypeError, "linear: the input is ",
+                 x.dtype(), ", the bias ", bias.dtype(), "; convert one with to()");
   int64_t count = 1;  // of rows; a -1 in reshape could not tell it from no features
   for (int i = 0; i + 1 < x.dim(); ++i) count *= x.shape()[i];
-  const Tensor rows = x.dim() == 2 && cpu::is_matrix(x) ? x : x.contiguous().reshape({count, x.size(-1)});
+  const Tensor rows =
+      x.dim() == 2 && cpu::is_matrix(x) ? x : x.contiguous().reshape({count, x.size(-1)});
   const Tensor y = apply(Linear{activation == Activation::relu}, rows, weight, bias);
   if (x.dim() == 2) return y;
   Shape shape = x.shape();

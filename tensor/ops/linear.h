@@ -6,7 +6,8 @@
 
 namespace lockstep {
 
-/// activation(x W^T + b). x [..., in], weight [out, in], bias [out] or undefined; gives [..., out]. f32 or f64.
+/// activation(x W^T + b). x [..., in], weight [out, in], bias [out] or undefined; gives [..., out].
+/// f32 or f64.
 LOCKSTEP_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                            Activation activation = Activation::none);
 

@@ -29,8 +29,8 @@ void matmul_cpu(const Tensor& a, const Tensor& b, const Tensor& y) {
   batch.erase(batch.dims() - 1);
   dispatch_floating("matmul", y.dtype(), [&]<class T>(TypeTag<T>) {
     for (int64_t i = 0, count = batch.numel(); i < count; ++i)
-      cpu::gemm<T>(m, n, k, cpu::matrix<T>(am, matrix_offset(am, batch, i)), cpu::matrix<T>(bm, matrix_offset(bm, batch, i)),
-                   y.data<T>() + i * m * n, n);
+      cpu::gemm<T>(m, n, k, cpu::matrix<T>(am, matrix_offset(am, batch, i)),
+                   cpu::matrix<T>(bm, matrix_offset(bm, batch, i)), y.data<T>() + i * m * n, n);
   });
 }
 
@@ -40,12 +40,14 @@ struct Matmul {
   static constexpr unsigned saves = kInput(0) | kInput(1);
 
   Tensor forward(const Tensor& a, const Tensor& b) const {
-    LOCKSTEP_CHECK(a.dim() >= 2 && b.dim() >= 2, ShapeError, "matmul: operands need at least one dimension, got ", a.shape(),
-                   " and ", b.shape());
-    LOCKSTEP_CHECK(a.size(-1) == b.size(-2), ShapeError, "matmul: inner dimensions differ: ", a.shape(), " x ", b.shape(),
+    LOCKSTEP_CHECK(a.dim() >= 2 && b.dim() >= 2, ShapeError,
+                   "matmul: operands need at least one dimension, got ", a.shape(), " and ",
+                   b.shape());
+    LOCKSTEP_CHECK(a.size(-1) == b.size(-2), ShapeError,
+                   "matmul: inner dimensions differ: ", a.shape(), " x ", b.shape(),
                    a.size(-1) == b.size(-1) ? "; did you mean b.transpose(-2, -1)?" : "");
-    LOCKSTEP_CHECK(a.dtype() == b.dtype(), DTypeError, "matmul: dtypes differ: ", a.dtype(), " and ", b.dtype(),
-                   "; convert one with to()");
+    LOCKSTEP_CHECK(a.dtype() == b.dtype(), DTypeError, "matmul: dtypes differ: ", a.dtype(),
+                   " and ", b.dtype(), "; convert one with to()");
     Shape a_batch, b_batch;
     for (int i = 0; i + 2 < a.dim(); ++i) a_batch.push_back(a.shape()[i]);
     for (int i = 0; i + 2 < b.dim(); ++i) b_batch.push_back(b.shape()[i]);
@@ -59,12 +61,15 @@ struct Matmul {
 
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
     const Tensor &a = saved.input(0), &b = saved.input(1);
-    if (dx.needed(0)) dx.set(0, product_into(dx.destination(0), dy, b.transpose(-2, -1), a.shape()));
-    if (dx.needed(1)) dx.set(1, product_into(dx.destination(1), a.transpose(-2, -1), dy, b.shape()));
+    if (dx.needed(0))
+      dx.set(0, product_into(dx.destination(0), dy, b.transpose(-2, -1), a.shape()));
+    if (dx.needed(1))
+      dx.set(1, product_into(dx.destination(1), a.transpose(-2, -1), dy, b.shape()));
   }
 
   /// p q, summed to `shape`; written straight to `out` where that is given and nothing is summed.
-  static Tensor product_into(const Tensor& out, const Tensor& p, const Tensor& q, const Shape& shape) {
+  static Tensor product_into(const Tensor& out, const Tensor& p, const Tensor& q,
+                             const Shape& shape) {
     if (out.defined() && shape.dims() == 2 && p.dim() == 2 && q.dim() == 2) {
       detail::matmul_kernel().on(out.device())(p, q, out);
       return out;
@@ -83,7 +88,8 @@ Kernel<void(const Tensor& a, const Tensor& b, const Tensor& y)>& matmul_kernel()
 }  // namespace detail
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
-  LOCKSTEP_CHECK(a.dim() > 0 && b.dim() > 0, ShapeError, "matmul: operands need at least one dimension, got ", a.shape(), " and ",
+  LOCKSTEP_CHECK(a.dim() > 0 && b.dim() > 0, ShapeError,
+                 "matmul: operands need at least one dimension, got ", a.shape(), " and ",
                  b.shape());
   if (a.dim() == 1) return matmul(a.unsqueeze(0), b).squeeze(b.dim() == 1 ? 0 : -2);
   if (b.dim() == 1) return matmul(a, b.unsqueeze(1)).squeeze(-1);

@@ -13,7 +13,8 @@ struct PoolShape {
   int64_t kh, kw, stride_h, stride_w, pad_h, pad_w;
 };
 
-/// Images of rows of pixels of channels: [N, H, W, C] for channels-last, [N C, H, W, 1] for row-major.
+/// Images of rows of pixels of channels: [N, H, W, C] for channels-last, [N C, H, W, 1] for
+/// row-major.
 struct Layout {
   int64_t images, channels;
   Layout(const PoolShape& s, bool channels_last)
@@ -28,8 +29,8 @@ Index<T>* indices(const Tensor& t) {
   return static_cast<Index<T>*>(t.data_ptr());
 }
 
-/// Calls f(first channel of the output pixel, y, x of its window's corner) for each output pixel, one block
-/// of images to a thread.
+/// Calls f(first channel of the output pixel, y, x of its window's corner) for each output pixel,
+/// one block of images to a thread.
 template <class F>
 void for_each_window(const PoolShape& s, const Layout& layout, F f) {
   const int64_t oh = s.y[2], ow = s.y[3];
@@ -77,8 +78,8 @@ void pool_scatter_cpu(const PoolShape& s, const Tensor& dy, const Tensor& index,
   const Layout layout(s, dx.is_channels_last());
   const int64_t h = s.x[2], w = s.x[3], c = layout.channels;
   // Windows that tile the image write each element once; others add into zeros.
-  const bool tiled = s.kh == s.stride_h && s.kw == s.stride_w && s.pad_h == 0 && s.pad_w == 0 && s.y[2] * s.kh == h &&
-                     s.y[3] * s.kw == w;
+  const bool tiled = s.kh == s.stride_h && s.kw == s.stride_w && s.pad_h == 0 && s.pad_w == 0 &&
+                     s.y[2] * s.kh == h && s.y[3] * s.kw == w;
   dispatch_floating("max_pool2d", dy.dtype(), [&]<class T>(TypeTag<T>) {
     for_each_window(s, layout, [&](int64_t n, int64_t oh, int64_t ow) {
       T* image = dx.data<T>() + n * h * w * c;
@@ -124,7 +125,10 @@ void pool_gather_cpu(const PoolShape& s, const Tensor& x, const Tensor& index, c
           for (int64_t i = 0; i < c; ++i) {
             const int64_t o = ((n * oh + oy) * ow + ox) * c + i;
             const int64_t k = indices<T>(index)[o];
-            y.data<T>()[o] = image[((oy * s.stride_h - s.pad_h + k / s.kw) * w + ox * s.stride_w - s.pad_w + k % s.kw) * c + i];
+            y.data<T>()[o] = image[((oy * s.stride_h - s.pad_h + k / s.kw) * w + ox * s.stride_w -
+                                    s.pad_w + k % s.kw) *
+                                       c +
+                                   i];
           }
     });
   });
@@ -134,19 +138,23 @@ void pool_gather_cpu(const PoolShape& s, const Tensor& x, const Tensor& index, c
 Tensor in_order(const Tensor& t, bool channels_last) {
   if (channels_last) {
     if (t.is_channels_last()) return t;
-    return empty_strided(t.shape(), {t.size(1) * t.size(2) * t.size(3), 1, t.size(3) * t.size(1), t.size(1)},
-                         {.dtype = t.dtype(), .device = t.device()}).copy_(t);
+    return empty_strided(t.shape(),
+                         {t.size(1) * t.size(2) * t.size(3), 1, t.size(3) * t.size(1), t.size(1)},
+                         {.dtype = t.dtype(), .device = t.device()})
+        .copy_(t);
   }
   return t.contiguous();
 }
 Tensor empty_in_order(const Shape& s, bool channels_last, const Tensor& like) {
   const TensorOptions options{.dtype = like.dtype(), .device = like.device()};
-  return channels_last ? empty_strided(s, {s[1] * s[2] * s[3], 1, s[3] * s[1], s[1]}, options) : empty(s, options);
+  return channels_last ? empty_strided(s, {s[1] * s[2] * s[3], 1, s[3] * s[1], s[1]}, options)
+                       : empty(s, options);
 }
 
 using PoolKernel = Kernel<void(const PoolShape&, const Tensor&, const Tensor&, const Tensor&)>;
 
-/// The derivative of pooling picks winners; its transpose spreads to them. Each is the other's derivative.
+/// The derivative of pooling picks winners; its transpose spreads to them. Each is the other's
+/// derivative.
 struct PoolGather {
   static constexpr const char* name = "max_pool2d_gather";
   static constexpr unsigned saves = 0;
@@ -184,7 +192,8 @@ void PoolGather::backward(const Saved&, const Tensor& dy, InputGradients& dx) co
 struct MaxPool2d {
   static constexpr const char* name = "max_pool2d";
   static constexpr unsigned saves = 0;
-  static inline Kernel<void(const PoolShape&, const Tensor&, const Tensor&, const Tensor&)> kernel{"max_pool2d", pool_forward_cpu};
+  static inline Kernel<void(const PoolShape&, const Tensor&, const Tensor&, const Tensor&)> kernel{
+      "max_pool2d", pool_forward_cpu};
   PoolShape s;
   Tensor index = {};
   bool channels_last = false;
@@ -192,7 +201,8 @@ struct MaxPool2d {
     channels_last = x.is_channels_last();
     const Tensor dense = in_order(x, channels_last);
     Tensor y = empty_in_order(s.y, channels_last, x);
-    index = empty({y.numel()}, {.dtype = size_of(x.dtype()) == 4 ? DType::i32 : DType::i64, .device = x.device()});
+    index = empty({y.numel()}, {.dtype = size_of(x.dtype()) == 4 ? DType::i32 : DType::i64,
+                                .device = x.device()});
     kernel.on(x.device())(s, dense, y, index);
     return y;
   }
@@ -205,16 +215,24 @@ struct MaxPool2d {
 
 Tensor max_pool2d(const Tensor& x, Size2d window, MaxPool2dOptions options) {
   const Size2d stride = options.stride.value_or(window), pad = options.padding;
-  LOCKSTEP_CHECK(x.dim() == 4, ShapeError, "max_pool2d: the input must be [N, C, H, W], got ", x.shape());
+  LOCKSTEP_CHECK(x.dim() == 4, ShapeError, "max_pool2d: the input must be [N, C, H, W], got ",
+                 x.shape());
   LOCKSTEP_CHECK(window.h >= 1 && window.w >= 1 && stride.h >= 1 && stride.w >= 1, ValueError,
                  "max_pool2d: window and stride must be at least 1");
-  LOCKSTEP_CHECK(pad.h >= 0 && pad.w >= 0 && 2 * pad.h <= window.h && 2 * pad.w <= window.w, ValueError,
-                 "max_pool2d: padding ", pad.h, "x", pad.w, " is more than half of the window ", window.h, "x", window.w);
+  LOCKSTEP_CHECK(pad.h >= 0 && pad.w >= 0 && 2 * pad.h <= window.h && 2 * pad.w <= window.w,
+                 ValueError, "max_pool2d: padding ", pad.h, "x", pad.w,
+                 " is more than half of the window ", window.h, "x", window.w);
   const int64_t h = x.size(2) + 2 * pad.h - window.h, w = x.size(3) + 2 * pad.w - window.w;
   LOCKSTEP_CHECK(h >= 0 && w >= 0, ShapeError, "max_pool2d: the window ", window.h, "x", window.w,
                  " is larger than the padded input ", x.shape());
-  const PoolShape s{.x = x.shape(), .y = {x.size(0), x.size(1), h / stride.h + 1, w / stride.w + 1}, .kh = window.h,
-                    .kw = window.w, .stride_h = stride.h, .stride_w = stride.w, .pad_h = pad.h, .pad_w = pad.w};
+  const PoolShape s{.x = x.shape(),
+                    .y = {x.size(0), x.size(1), h / stride.h + 1, w / stride.w + 1},
+                    .kh = window.h,
+                    .kw = window.w,
+                    .stride_h = stride.h,
+                    .stride_w = stride.w,
+                    .pad_h = pad.h,
+                    .pad_w = pad.w};
   return apply(MaxPool2d{s}, x);
 }
 

@@ -12,8 +12,9 @@ struct MaxPool2dOptions {
   Size2d padding = 0;                 // at most half the window; padded places never win
 };
 
-/// x [N, C, H, W] gives [N, C, H', W'] with H' = (H + 2 padding - window) / stride + 1, in x's memory order.
-/// Where several values are largest the first in row-major order gets the gradient; NaN wins over all.
+/// x [N, C, H, W] gives [N, C, H', W'] with H' = (H + 2 padding - window) / stride + 1, in x's
+/// memory order. Where several values are largest the first in row-major order gets the gradient;
+/// NaN wins over all.
 LOCKSTEP_API Tensor max_pool2d(const Tensor& x, Size2d window, MaxPool2dOptions options = {});
 
 }  // namespace lockstep

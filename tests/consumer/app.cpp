@@ -15,7 +15,8 @@ int main() {
   auto group = dist::init();
   manual_seed(1);
   Tensor x = randn({64, 4}), y = x.sum({1}, true);
-  data::Loader loader{data::TensorDataset{x, y}, {.batch_size = 16, .shuffle = true, .workers = 1, .shard = group}};
+  data::Loader loader{data::TensorDataset{x, y},
+                      {.batch_size = 16, .shuffle = true, .workers = 1, .shard = group}};
   dist::DistributedDataParallel net{Net{}, group};
   optim::AdamW opt{net.parameters(), {.lr = 0.02, .weight_decay = 0}};
   double first = 0, last = 0;
