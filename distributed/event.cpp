@@ -17,9 +17,9 @@ long futex(std::atomic<uint32_t>& word, int op, uint32_t value, const timespec* 
 }  // namespace
 
 void raise(Event& event) {
-  // Orders the caller's stores before the look at `sleepers`; Sleeper orders the other way round.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (event.sleepers.load(std::memory_order_relaxed) == 0) return;
+  // A read that is also a write takes a place in the order of `sleepers`: either it sees the sleeper, or
+  // the sleeper's own count comes later and sees the caller's stores.
+  if (event.sleepers.fetch_add(0, std::memory_order_seq_cst) == 0) return;
   event.word.fetch_add(1, std::memory_order_seq_cst);
   futex(event.word, FUTEX_WAKE, INT_MAX, nullptr);
 }
