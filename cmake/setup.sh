@@ -19,8 +19,8 @@ lockstep_has() {  # command:NAME or header:NAME
   case $1 in
     command:*) command -v "${1#*:}" >/dev/null ;;
     header:*)
-      local dir
-      for dir in /usr/include /usr/local/include ${CPATH//:/ }; do
+      local dir more=${CPATH:-}
+      for dir in /usr/include /usr/local/include ${more//:/ }; do
         [ -e "$dir/${1#*:}" ] && return 0
       done
       [ "$(uname -m)" = aarch64 ] || return 1
@@ -69,6 +69,7 @@ lockstep_build() {
   [ $# -gt 0 ] && shift
   mkdir -p "$folder"
   log=$folder/configure.log
+  echo "Configuring and building in $folder ..."
   cmake -S "$lockstep_root" -B "$folder" -G Ninja "${options[@]}" >"$log" 2>&1 || { cat "$log" >&2; return 1; }
   cmake --build "$folder" ${1:+--target "$@"} || return 1
 }
