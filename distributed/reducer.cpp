@@ -49,21 +49,11 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
                           {bytes(options_.first_bucket_mb), bytes(options_.bucket_cap_mb)});
   place_buckets(*group_, parameters_, buckets_, slots_);
   for (std::vector<char>* flags : {&reached_, &arrived_, &unreduced_}) flags->assign(n, 0);
-  for (size_t i = 0; i < n; ++i) {
-    parameters_[i].leaf->slot = slots_[i];
-    parameters_[i].leaf->watcher = this;
-    parameters_[i].leaf->watcher_index = static_cast<int>(i);
-  }
+  for (size_t i = 0; i < n; ++i) watch(i);
 }
 
 Reducer::~Reducer() {
-  for (Replicated& p : parameters_) {
-    // The gradient moves out of the group's memory, which goes with this object.
-    if (p.leaf->gradient.defined() && p.leaf->gradient.is_same(p.leaf->slot))
-      p.leaf->gradient = p.leaf->slot.clone();
-    p.leaf->slot = Tensor();
-    p.leaf->watcher = nullptr;
-  }
+  for (Replicated& p : parameters_) release(p);
 }
 
 // ---- which backward is synchronised ----
@@ -76,9 +66,43 @@ uint64_t Reducer::parameter_versions() const {
 
 void Reducer::forward_starts() {
   if (!is_grad_enabled()) return;
+  follow_changes();
   ++forwards_;
   flag_ = no_sync_depth_ > 0 ? Flag::local : Flag::sync;
   flag_versions_ = parameter_versions();
+}
+
+/// A parameter that was frozen and trains again has a new leaf: it is watched like the old one. One that
+/// changed its dtype or device no longer fits its slot.
+void Reducer::follow_changes() {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Replicated& p = parameters_[i];
+    LOCKSTEP_CHECK(
+        p.parameter.dtype() == slots_[i].dtype() && p.parameter.device() == slots_[i].device(),
+        DistError, "DDP: ", p.name, " was ", slots_[i].dtype(), " on ", slots_[i].device(),
+        " when it was wrapped and is ", p.parameter.dtype(), " on ", p.parameter.device(),
+        " now; move the module first, then wrap it");
+    Leaf* leaf = p.parameter.leaf();
+    if (!leaf || leaf == p.leaf.get()) continue;
+    release(p);
+    p.leaf = Ref<Leaf>(leaf);
+    watch(i);
+  }
+}
+
+void Reducer::watch(size_t i) {
+  Leaf& leaf = *parameters_[i].leaf;
+  leaf.slot = slots_[i];
+  leaf.watcher = this;
+  leaf.watcher_index = static_cast<int>(i);
+}
+
+void Reducer::release(Replicated& p) {
+  // The gradient moves out of the group's memory, which goes with this object.
+  if (p.leaf->gradient.defined() && p.leaf->gradient.is_same(p.leaf->slot))
+    p.leaf->gradient = p.leaf->slot.clone();
+  p.leaf->slot = Tensor();
+  p.leaf->watcher = nullptr;
 }
 
 void Reducer::decide_phase() {

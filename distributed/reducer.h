@@ -71,6 +71,9 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   enum class Phase { idle, local, syncing };
 
   uint64_t parameter_versions() const;
+  void follow_changes();
+  void watch(size_t parameter);
+  void release(Replicated& parameter);
   void decide_phase();
   void reset_round(std::span<Leaf* const> reached);
   void launch(size_t bucket);

@@ -511,6 +511,37 @@ TEST_CASE(
       kQuick));
 }
 
+TEST_CASE("a parameter frozen after wrapping keeps its gradient, and trains again once unfrozen") {
+  CHECK_NOTHROW(run_local(
+      2,
+      [](Group g) {
+        DistributedDataParallel net{Two{}, g, {.find_unused_parameters = true}};
+        auto& m = net.module();
+        auto step = [&] {
+          net.zero_grad();
+          auto [ya, yb] = net(f64(g.rank() + 1.0));
+          (ya + yb).backward();
+        };
+        step();
+        m.b.requires_grad_(false);
+        step();
+        near(m.a.grad().item<double>(), 1.5, "a while b is frozen");
+        m.b.requires_grad_(true);
+        step();
+        near(m.b.grad().item<double>(), 1.5, "b once it trains again");
+      },
+      kQuick));
+}
+
+TEST_CASE("a module moved to another dtype after wrapping is refused by name") {
+  for (const std::string& text : texts(2, [](Group g) {
+         DistributedDataParallel net{Scalar{}, g};
+         net.module().to(DType::f32);
+         net(scalar(1)).backward();
+       }))
+    CHECK_MESSAGE((has(text, "w was f64") && has(text, "is f32")), text);
+}
+
 TEST_CASE("ranks draw different dropout masks, and initialise alike") {
   CHECK_NOTHROW(run_local(
       2,
