@@ -35,7 +35,8 @@ int main(int argc, char** argv) {
                  "also write each rank's output to DIR/attempt_0/rank_R.{out,err}");
   app.add_option("--filter-ranks", options.filter_ranks,
                  "show the output of these ranks only, e.g. 0,2")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
   app.add_option("--grace", options.grace,
                  "seconds that ranks have to end before they are killed [5]")
       ->check(CLI::NonNegativeNumber);

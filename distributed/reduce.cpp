@@ -79,14 +79,17 @@ void run(std::span<std::byte* const> buffers, size_t count, Combine f) {
 
 template <class T>
 void reduce_as(std::span<std::byte* const> buffers, size_t count, ReduceOp op) {
+  // Lambdas, not function pointers: the loop must have them inline to become vector code.
+  const auto plus = [](T a, T b) { return add<T>(a, b); };
+  const auto times = [](T a, T b) { return multiply<T>(a, b); };
   // x != x: a NaN on either side stays.
   const auto smaller = [](T a, T b) { return a < b || a != a ? a : b; };
   const auto larger = [](T a, T b) { return a > b || a != a ? a : b; };
   switch (op) {
     case ReduceOp::sum:
-      return run<T>(buffers, count, add<T>);
+      return run<T>(buffers, count, plus);
     case ReduceOp::product:
-      return run<T>(buffers, count, multiply<T>);
+      return run<T>(buffers, count, times);
     case ReduceOp::min:
       return run<T>(buffers, count, smaller);
     case ReduceOp::max:
@@ -94,7 +97,7 @@ void reduce_as(std::span<std::byte* const> buffers, size_t count, ReduceOp op) {
     case ReduceOp::avg:
       if constexpr (std::is_floating_point_v<T>) {
         const T scale = static_cast<T>(1.0 / static_cast<double>(buffers.size()));
-        return run<T>(buffers, count, add<T>, [=](T x) { return x * scale; });
+        return run<T>(buffers, count, plus, [=](T x) { return x * scale; });
       }
       break;
     default:
