@@ -11,6 +11,11 @@ cmake -S "$source/tests/consumer" -B "$work/installed" -G Ninja -DCMAKE_PREFIX_P
 cmake --build "$work/installed" >/dev/null
 "$work/installed/app"
 
+# The program that the README shows compiles as it stands there.
+sed -n '/^```cpp$/,/^```$/p' "$source/README.md" | sed '/^```/d' >"$work/readme.cpp"
+grep -q 'int main' "$work/readme.cpp"
+c++ -std=c++20 -Wall -Wextra -Werror -fsyntax-only -I"$work/prefix/include" "$work/readme.cpp"
+
 # The umbrella header may pull in the standard library and Lockstep, and nothing else.
 echo '#include <lockstep/lockstep.h>' >"$work/umbrella.cpp"
 strangers=$(c++ -std=c++20 -I"$work/prefix/include" -M "$work/umbrella.cpp" | tr ' \\' '\n\n' |
