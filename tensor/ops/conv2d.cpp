@@ -2,25 +2,14 @@
 
 #include <lockstep/tensor/cpu/conv.h>
 #include <lockstep/tensor/op.h>
-#include <lockstep/tensor/ops/copy.h>
+#include <lockstep/tensor/ops/channels_last.h>
 #include <lockstep/tensor/ops/reduce.h>
 
 namespace lockstep {
 namespace {
 
 using cpu::ConvShape;
-
-Strides channels_last_strides(const Shape& s) { return {s[1] * s[2] * s[3], 1, s[3] * s[1], s[1]}; }
-Tensor empty_channels_last(const Shape& shape, const Tensor& like) {
-  return empty_strided(shape, channels_last_strides(shape),
-                       {.dtype = like.dtype(), .device = like.device()});
-}
-Tensor channels_last(const Tensor& t) {
-  if (t.is_channels_last()) return t;
-  Tensor out = empty_channels_last(t.shape(), t);
-  detail::copy_kernel(out, t);
-  return out;
-}
+using detail::channels_last, detail::empty_channels_last;
 
 // A convolution is linear in both operands, and the three products close under differentiation:
 //   y = forward(x, w)        dx = data(dy, w)        dw = weights(x, dy)

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include <lockstep/tensor/op.h>
+#include <lockstep/tensor/ops/channels_last.h>
 #include <lockstep/tensor/parallel.h>
 
 namespace lockstep {
@@ -136,19 +137,11 @@ void pool_gather_cpu(const PoolShape& s, const Tensor& x, const Tensor& index, c
 
 /// A dense tensor in the memory order the indices were made for.
 Tensor in_order(const Tensor& t, bool channels_last) {
-  if (channels_last) {
-    if (t.is_channels_last()) return t;
-    return empty_strided(t.shape(),
-                         {t.size(1) * t.size(2) * t.size(3), 1, t.size(3) * t.size(1), t.size(1)},
-                         {.dtype = t.dtype(), .device = t.device()})
-        .copy_(t);
-  }
-  return t.contiguous();
+  return channels_last ? detail::channels_last(t) : t.contiguous();
 }
 Tensor empty_in_order(const Shape& s, bool channels_last, const Tensor& like) {
-  const TensorOptions options{.dtype = like.dtype(), .device = like.device()};
-  return channels_last ? empty_strided(s, {s[1] * s[2] * s[3], 1, s[3] * s[1], s[1]}, options)
-                       : empty(s, options);
+  return channels_last ? detail::empty_channels_last(s, like)
+                       : empty(s, {.dtype = like.dtype(), .device = like.device()});
 }
 
 using PoolKernel = Kernel<void(const PoolShape&, const Tensor&, const Tensor&, const Tensor&)>;
