@@ -18,6 +18,13 @@ double DdpStats::overlap() const {
 
 // ---- construction ----
 
+namespace {
+BucketCaps caps_of(const DistributedDataParallelOptions& o) {
+  auto bytes = [](double mb) { return static_cast<size_t>(std::max(0.0, mb) * 1024 * 1024); };
+  return {bytes(o.first_bucket_mb), bytes(o.bucket_cap_mb)};
+}
+}  // namespace
+
 Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
                  std::function<NamedTensors()> current_buffers,
                  DistributedDataParallelOptions options)
@@ -44,9 +51,7 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
   std::vector<int> order(n);
   for (size_t i = 0; i < n; ++i)
     order[i] = static_cast<int>(n - 1 - i);  // backward reaches the last first
-  auto bytes = [](double mb) { return static_cast<size_t>(std::max(0.0, mb) * 1024 * 1024); };
-  buckets_ = plan_buckets(parameters_, order,
-                          {bytes(options_.first_bucket_mb), bytes(options_.bucket_cap_mb)});
+  buckets_ = plan_buckets(parameters_, order, caps_of(options_));
   place_buckets(*group_, parameters_, buckets_, slots_);
   for (std::vector<char>* flags : {&reached_, &arrived_, &unreduced_}) flags->assign(n, 0);
   for (size_t i = 0; i < n; ++i) watch(i);
@@ -192,7 +197,10 @@ void Reducer::launch(size_t b) {
   if (b == 0) {
     ControlRecord record{
         .forwards = forwards_, .local_backwards = local_backwards_, .used = reached_};
-    for (size_t i = 0; i < record.used.size(); ++i) record.used[i] |= unreduced_[i];
+    // zero_grad and assignment since a local backward have taken its contributions away.
+    for (size_t i = 0; i < record.used.size(); ++i)
+      record.used[i] |= unreduced_[i] && parameters_[i].leaf->gradient.defined() &&
+                        parameters_[i].leaf->gradient.is_same(slots_[i]);
     group_->post(++epoch_, record.encode());
   }
   auto& trace = stats_.buckets[b];
@@ -305,9 +313,7 @@ void Reducer::rebuild_buckets() {
   Tensor agreed = tensor(std::vector<int32_t>(order.begin(), order.end()));
   group_->broadcast(agreed, 0, {.label = "DDP's order of buckets"})->wait();
   const auto order0 = agreed.to_vector<int>();
-  auto bytes = [](double mb) { return static_cast<size_t>(std::max(0.0, mb) * 1024 * 1024); };
-  auto planned = plan_buckets(parameters_, order0,
-                              {bytes(options_.first_bucket_mb), bytes(options_.bucket_cap_mb)});
+  auto planned = plan_buckets(parameters_, order0, caps_of(options_));
   const bool same =
       std::equal(planned.begin(), planned.end(), buckets_.begin(), buckets_.end(),
                  [](const Bucket& a, const Bucket& b) { return a.parameters == b.parameters; });

@@ -388,6 +388,20 @@ TEST_CASE("a parameter used only in an earlier local micro-batch is reduced with
       kQuick));
 }
 
+TEST_CASE("zero_grad takes back what an earlier local micro-batch contributed") {
+  const auto all = texts(2, [](Group g) {
+    DistributedDataParallel net{Two{}, g};
+    const Tensor x = f64(g.rank() + 1.0);
+    {
+      auto guard = net.no_sync();
+      net(x).first.backward();
+    }
+    net.zero_grad();
+    net(x).second.backward();
+  });
+  for (const std::string& text : all) CHECK_MESSAGE(has(text, "a received no gradient"), text);
+}
+
 TEST_CASE("a backward around the wrapper stays local and warns once") {
   Warnings warnings;
   CHECK_NOTHROW(run_local(
