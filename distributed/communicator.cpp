@@ -43,7 +43,7 @@ WorkPtr Communicator::issue(Call call, std::vector<Tensor> tensors, const Tensor
       }
     }
     op = std::make_shared<Operation>(shared_from_this(), call, std::move(tensors), from,
-                                     std::vector<StridedBytes>(targets.begin(), targets.end()),
+                                     targets,
                                      options.timeout.count() > 0 ? options.timeout : timeout_,
                                      options.label);
     const size_t lane = call.sequence % kLanes;

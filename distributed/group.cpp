@@ -38,6 +38,21 @@ Tensor Group::all_gather(const Tensor& input, const CollectiveOptions& options) 
   return output;
 }
 
+std::vector<Tensor> Group::gather(const Tensor& input, int root,
+                                  const CollectiveOptions& options) const {
+  std::vector<Tensor> outputs;
+  for (int r = 0; rank() == root && r < size(); ++r)
+    outputs.push_back(empty(input.shape(), {.dtype = input.dtype(), .device = input.device()}));
+  process_group().gather(outputs, input, root, options)->wait();
+  return outputs;
+}
+
+std::optional<Group> Group::new_group(const std::vector<int>& ranks) const {
+  auto made = process_group().new_group(ranks);
+  if (!made) return std::nullopt;
+  return Group(std::move(made), local_rank_);
+}
+
 Group init(const InitOptions& options) {
   const bool again = this_thread.group && this_thread.group->size() > 1;
   LOCKSTEP_CHECK(

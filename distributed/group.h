@@ -7,6 +7,8 @@
 //   if (group.is_main()) save(model);
 #pragma once
 
+#include <optional>
+
 #include <lockstep/data/shard.h>
 #include <lockstep/distributed/process_group.h>
 
@@ -26,8 +28,11 @@ class LOCKSTEP_API Group {
   bool is_main() const { return rank() == 0; }
   std::string_view backend() const { return process_group().backend(); }
 
-  /// In place; avg is the mean. Throws DistError when a peer is lost, disagrees or is late,
-  /// DTypeError when op has no meaning for the dtype.
+  // The collectives, each complete when it returns. Shapes and rules are process_group.h's. They
+  // throw DistError when a peer is lost, disagrees or is late, DTypeError when op has no meaning for
+  // the dtype.
+
+  /// In place; avg is the mean.
   void all_reduce(const Tensor& t, ReduceOp op = ReduceOp::sum,
                   const CollectiveOptions& options = {}) const {
     all_reduce_async(t, op, options)->wait();
@@ -36,16 +41,48 @@ class LOCKSTEP_API Group {
   void broadcast(const Tensor& t, int root = 0, const CollectiveOptions& options = {}) const {
     broadcast_async(t, root, options)->wait();
   }
+  /// Into the root's t; the others' stay as they are.
+  void reduce(const Tensor& t, int root = 0, ReduceOp op = ReduceOp::sum,
+              const CollectiveOptions& options = {}) const {
+    process_group().reduce(t, root, op, options)->wait();
+  }
   /// [size, ...input's shape], in rank order.
   Tensor all_gather(const Tensor& input, const CollectiveOptions& options = {}) const;
   void all_gather(const Tensor& output, const Tensor& input,
                   const CollectiveOptions& options = {}) const {
     all_gather_async(output, input, options)->wait();
   }
+  /// output: this rank's part of the reduction of input, [size, ...output's shape] or as many rows.
+  void reduce_scatter(const Tensor& output, const Tensor& input, ReduceOp op = ReduceOp::sum,
+                      const CollectiveOptions& options = {}) const {
+    process_group().reduce_scatter(output, input, op, options)->wait();
+  }
+  /// On the root what each rank gave, by rank; empty elsewhere.
+  std::vector<Tensor> gather(const Tensor& input, int root = 0,
+                             const CollectiveOptions& options = {}) const;
+  /// output becomes the root's inputs[rank]; inputs are looked at on the root alone.
+  void scatter(const Tensor& output, const std::vector<Tensor>& inputs, int root = 0,
+               const CollectiveOptions& options = {}) const {
+    process_group()
+        .scatter(output, rank() == root ? inputs : std::vector<Tensor>(), root, options)
+        ->wait();
+  }
+  /// outputs[r] becomes rank r's inputs[this rank].
+  void all_to_all(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                  const CollectiveOptions& options = {}) const {
+    process_group().all_to_all(outputs, inputs, options)->wait();
+  }
+  void send(const Tensor& t, int to, const CollectiveOptions& options = {}) const {
+    process_group().send(t, to, options)->wait();
+  }
+  void recv(const Tensor& t, int from, const CollectiveOptions& options = {}) const {
+    process_group().recv(t, from, options)->wait();
+  }
   /// Returns when all ranks have called it.
   void barrier(const CollectiveOptions& options = {}) const { barrier_async(options)->wait(); }
 
-  /// The same, complete when the Work's wait() returns; leave the tensors alone until then.
+  /// The most used ones, complete when the Work's wait() returns; leave the tensors alone until
+  /// then. process_group() has them all.
   WorkPtr all_reduce_async(const Tensor& t, ReduceOp op = ReduceOp::sum,
                            const CollectiveOptions& options = {}) const {
     return process_group().all_reduce(t, op, options);
@@ -61,6 +98,10 @@ class LOCKSTEP_API Group {
   WorkPtr barrier_async(const CollectiveOptions& options = {}) const {
     return process_group().barrier(options);
   }
+
+  /// A group of some of these ranks, in that order; none on the others. A collective call of all
+  /// ranks.
+  std::optional<Group> new_group(const std::vector<int>& ranks) const;
 
   /// Completes outstanding work and says goodbye to the other ranks. The last handle does it by
   /// itself.

@@ -14,14 +14,15 @@ using std::memory_order_release;
 
 Operation::Operation(std::shared_ptr<Communicator> communicator, const Call& call,
                      std::vector<Tensor> keep, StridedBytes source,
-                     std::vector<StridedBytes> targets, Milliseconds timeout, std::string label)
+                     std::vector<Tensor> outputs, Milliseconds timeout, std::string label)
     : communicator_(std::move(communicator)),
       rank_(communicator_->rank()),
       size_(communicator_->size()),
       call_(call),
       keep_(std::move(keep)),
       source_(source),
-      targets_(std::move(targets)),
+      outputs_(std::move(outputs)),
+      targets_(outputs_.begin(), outputs_.end()),
       timeout_(timeout),
       deadline_(Clock::now() + timeout),
       label_(std::move(label)) {
@@ -31,7 +32,14 @@ Operation::Operation(std::shared_ptr<Communicator> communicator, const Call& cal
   chunks_ = static_cast<uint64_t>((elements_ + chunk_elements_ - 1) / chunk_elements_);
 }
 
-void Operation::wait() {
+void Operation::wait(Milliseconds timeout) {
+  if (timeout.count() > 0) {
+    std::lock_guard lock(communicator_->engine().mutex());
+    if (Clock::now() + timeout < deadline_) {
+      deadline_ = Clock::now() + timeout;
+      timeout_ = timeout;
+    }
+  }
   communicator_->engine().wait([this] { return over(); });
   if (failed()) std::rethrow_exception(error_);
   run_then();

@@ -26,13 +26,14 @@ struct NamedCall {
 
 class Operation final : public Work {
  public:
-  /// `source` is what this rank offers from, `targets` where it takes to (all_gather: one per
+  /// `source` is what this rank offers from, `outputs` where it takes to (all_gather: one per
   /// rank).
   Operation(std::shared_ptr<Communicator> communicator, const Call& call, std::vector<Tensor> keep,
-            StridedBytes source, std::vector<StridedBytes> targets, Milliseconds timeout,
+            StridedBytes source, std::vector<Tensor> outputs, Milliseconds timeout,
             std::string label);
 
-  void wait() override;
+  void wait(Milliseconds timeout) override;
+  std::vector<Tensor> result() const override { return outputs_; }
   bool is_completed() override;
   std::exception_ptr exception() const override { return failed() ? error_ : nullptr; }
   uint64_t sequence_number() const override { return call_.sequence; }
@@ -100,7 +101,8 @@ class Operation final : public Work {
   Call call_;
   std::vector<Tensor> keep_;  // alive until complete
   StridedBytes source_;
-  std::vector<StridedBytes> targets_;
+  std::vector<Tensor> outputs_;
+  std::vector<StridedBytes> targets_;  // of outputs_
   Milliseconds timeout_;
   Clock::time_point deadline_;
   std::string label_;

@@ -12,9 +12,9 @@ std::string_view name_of(ReduceOp op) {
   return names[static_cast<int>(op)];
 }
 
-void check_reducible(ReduceOp op, DType dtype) {
+void check_reducible(std::string_view collective, ReduceOp op, DType dtype) {
   const auto refuse = [&](std::string_view hint) {
-    fail<DTypeError>("all_reduce: ", name_of(op), " is not defined for ", dtype, "; ", hint);
+    fail<DTypeError>(collective, ": ", name_of(op), " is not defined for ", dtype, "; ", hint);
   };
   if (dtype == DType::f16 || dtype == DType::bf16) refuse("convert with to(DType::f32)");
   const bool bitwise = op >= ReduceOp::band;

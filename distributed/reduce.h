@@ -11,7 +11,7 @@ namespace lockstep::dist {
 
 /// Throws DTypeError when `op` has no meaning for `dtype`: avg of integers, bitwise ops of floats,
 /// sums of bools (max is "any", min is "all").
-void check_reducible(ReduceOp op, DType dtype);
+void check_reducible(std::string_view collective, ReduceOp op, DType dtype);
 
 /// Combines `count` elements of each buffer (by rank) in place; all end up equal. NaN in gives NaN
 /// out.

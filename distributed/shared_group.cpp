@@ -14,21 +14,6 @@ Call call_of(CallKind kind, const Tensor& t) {
   return call;
 }
 
-void check_place(std::string_view op, const Tensor& t) {
-  LOCKSTEP_CHECK(t.device().is_cpu(), DeviceError, op,
-                 ": this group works on CPU tensors, got one on ", t.device(),
-                 "; move it with to(Device{})");
-}
-
-// A tensor that will be written: saved copies of it notice.
-void prepare_target(std::string_view op, const Tensor& t) {
-  check_place(op, t);
-  LOCKSTEP_CHECK(!has_overlap(t), ValueError, op,
-                 ": cannot write a tensor whose elements share memory, shape ", t.shape(),
-                 ", strides ", t.strides(), "; pass contiguous() of it");
-  t.storage().bump_version();
-}
-
 }  // namespace
 
 size_t SharedGroup::bytes_for(int size) {
@@ -57,44 +42,31 @@ SharedGroup::~SharedGroup() {
 int SharedGroup::rank() const { return communicator_->rank(); }
 int SharedGroup::size() const { return communicator_->size(); }
 
-WorkPtr SharedGroup::all_reduce(Tensor t, ReduceOp op, CollectiveOptions options) {
-  check_reducible(op, t.dtype());
-  prepare_target("all_reduce", t);
-  Call call = call_of(CallKind::all_reduce, t);
-  call.reduce = op;
-  return communicator_->issue(call, {t}, t, {t}, options);
-}
-
-WorkPtr SharedGroup::broadcast(Tensor t, int root, CollectiveOptions options) {
-  LOCKSTEP_CHECK(root >= 0 && root < size(), ValueError,
-                 "broadcast: the root must be a rank of 0 .. ", size() - 1, ", got ", root);
-  if (rank() == root)
-    check_place("broadcast", t);
+WorkPtr SharedGroup::start(Collective c) {
+  if (c.kind == CollectiveKind::barrier) return communicator_->issue({}, {}, {}, {}, c.options);
+  const Tensor& model = c.model();
+  LOCKSTEP_CHECK(model.device().is_cpu(), DeviceError, name_of(c.kind),
+                 ": this group works on CPU tensors, got one on ", model.device(),
+                 "; move it with to(Device{})");
+  Call call = call_of(CallKind::barrier, model);
+  call.root = c.root;
+  call.reduce = c.reduce;
+  std::vector<Tensor> keep = c.inputs;
+  keep.insert(keep.end(), c.outputs.begin(), c.outputs.end());
+  const Tensor source = c.inputs.empty() ? Tensor() : c.inputs[0];
+  if (c.kind == CollectiveKind::all_reduce)
+    call.kind = CallKind::all_reduce;
+  else if (c.kind == CollectiveKind::broadcast)
+    call.kind = CallKind::broadcast;
+  else if (c.kind == CollectiveKind::all_gather)
+    call.kind = CallKind::all_gather;
   else
-    prepare_target("broadcast", t);
-  Call call = call_of(CallKind::broadcast, t);
-  call.root = root;
-  return communicator_->issue(call, {t}, rank() == root ? t : Tensor(), {t}, options);
+    fail<DistError>(name_of(c.kind), ": backend ", backend_, " has no such collective yet");
+  return communicator_->issue(call, std::move(keep), source, c.outputs, c.options);
 }
 
-WorkPtr SharedGroup::all_gather(Tensor output, Tensor input, CollectiveOptions options) {
-  check_place("all_gather", input);
-  Shape expected = input.shape();
-  expected.insert(0, size());
-  LOCKSTEP_CHECK(output.shape() == expected, ShapeError, "all_gather: the output must be ",
-                 expected, " (the number of ranks, then the input's shape), got ", output.shape());
-  LOCKSTEP_CHECK(output.dtype() == input.dtype(), DTypeError,
-                 "all_gather: the output must have the input's dtype ", input.dtype(), ", got ",
-                 output.dtype());
-  prepare_target("all_gather", output);
-  std::vector<Tensor> parts;
-  for (int r = 0; r < size(); ++r) parts.push_back(output.detach().select(0, r));
-  return communicator_->issue(call_of(CallKind::all_gather, input), {output, input}, input, parts,
-                              options);
-}
-
-WorkPtr SharedGroup::barrier(CollectiveOptions options) {
-  return communicator_->issue({}, {}, {}, {}, options);
+std::shared_ptr<ProcessGroup> SharedGroup::new_group(const std::vector<int>&) {
+  fail<DistError>("new_group: backend ", backend_, " has no groups of some ranks yet");
 }
 
 std::shared_ptr<ProcessGroup> SharedGroup::child() {

@@ -22,15 +22,14 @@ class LOCKSTEP_API SharedGroup final : public ProcessGroup {
   std::string_view backend() const override { return backend_; }
   int rank() const override;
   int size() const override;
-  WorkPtr all_reduce(Tensor t, ReduceOp op, CollectiveOptions options) override;
-  WorkPtr broadcast(Tensor t, int root, CollectiveOptions options) override;
-  WorkPtr all_gather(Tensor output, Tensor input, CollectiveOptions options) override;
-  WorkPtr barrier(CollectiveOptions options) override;
+  WorkPtr start(Collective call) override;
+  std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks) override;
 
   std::shared_ptr<ProcessGroup> child() override;
   Ref<Storage> allocate(size_t bytes) override;
   void post(uint64_t epoch, std::span<const std::byte> record) override;
   std::vector<std::vector<std::byte>> collect(uint64_t epoch) override;
+  bool records_are_free() const override { return true; }
   void progress() override;
   void abort(const std::string& text) override;
   void destroy() override;

@@ -67,14 +67,15 @@ class FaultyWork final : public dist::Work {
  public:
   FaultyWork(dist::WorkPtr inner, std::function<void()> after, bool awaited)
       : inner_(std::move(inner)), after_(std::move(after)), awaited_(awaited) {}
-  void wait() override {
+  void wait(dist::Milliseconds timeout) override {
     if (!awaited_) return;
-    inner_->wait();
+    inner_->wait(timeout);
     if (after_) std::exchange(after_, nullptr)();
   }
   bool is_completed() override { return inner_->is_completed(); }
   std::exception_ptr exception() const override { return inner_->exception(); }
   uint64_t sequence_number() const override { return inner_->sequence_number(); }
+  std::vector<Tensor> result() const override { return inner_->result(); }
 
  private:
   dist::WorkPtr inner_;
@@ -89,9 +90,14 @@ class FaultyGroup final : public dist::WrappedGroup {
   std::shared_ptr<ProcessGroup> child() override {
     return std::make_shared<FaultyGroup>(inner_->child(), fault_);
   }
-  dist::WorkPtr all_reduce(Tensor t, dist::ReduceOp op, dist::CollectiveOptions o) override {
-    if (fault_ == Fault::none || t.dim() != 1) return inner_->all_reduce(t, op, o);
-    if (fault_ == Fault::sum_for_mean) return inner_->all_reduce(t, dist::ReduceOp::sum, o);
+  dist::WorkPtr start(dist::Collective call) override {
+    const Tensor t = call.model();
+    const bool bucket = call.kind == dist::CollectiveKind::all_reduce && t.dim() == 1;
+    if (fault_ == Fault::none || !bucket) return inner_->start(std::move(call));
+    if (fault_ == Fault::sum_for_mean) {
+      call.reduce = dist::ReduceOp::sum;
+      return inner_->start(std::move(call));
+    }
     std::function<void()> after;
     if (fault_ == Fault::chunk_skipped) {
       const Tensor mine = t.narrow(0, 0, 16).clone();
@@ -108,7 +114,7 @@ class FaultyGroup final : public dist::WrappedGroup {
     } else {
       last_ = t;
     }
-    return std::make_shared<FaultyWork>(inner_->all_reduce(t, op, o), after,
+    return std::make_shared<FaultyWork>(inner_->start(std::move(call)), after,
                                         fault_ != Fault::not_awaited);
   }
 

@@ -16,16 +16,10 @@ class WrappedGroup : public ProcessGroup {
   std::string_view backend() const override { return inner_->backend(); }
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
-  WorkPtr all_reduce(Tensor t, ReduceOp op, CollectiveOptions o) override {
-    return inner_->all_reduce(t, op, o);
+  WorkPtr start(Collective call) override { return inner_->start(std::move(call)); }
+  std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks) override {
+    return inner_->new_group(ranks);
   }
-  WorkPtr broadcast(Tensor t, int root, CollectiveOptions o) override {
-    return inner_->broadcast(t, root, o);
-  }
-  WorkPtr all_gather(Tensor out, Tensor in, CollectiveOptions o) override {
-    return inner_->all_gather(out, in, o);
-  }
-  WorkPtr barrier(CollectiveOptions o) override { return inner_->barrier(o); }
   std::shared_ptr<ProcessGroup> child() override { return inner_->child(); }
   Ref<Storage> allocate(size_t bytes) override { return inner_->allocate(bytes); }
   void post(uint64_t epoch, std::span<const std::byte> record) override {
@@ -34,6 +28,8 @@ class WrappedGroup : public ProcessGroup {
   std::vector<std::vector<std::byte>> collect(uint64_t epoch) override {
     return inner_->collect(epoch);
   }
+  bool records_are_free() const override { return inner_->records_are_free(); }
+  void note(std::string_view text) override { inner_->note(text); }
   void progress() override { inner_->progress(); }
   void abort(const std::string& text) override { inner_->abort(text); }
   void destroy() override { inner_->destroy(); }
