@@ -17,12 +17,14 @@ Tensor part(const Tensor& bytes, size_t offset, const Tensor& t) {
                    {.dtype = t.dtype(), .device = t.device()});
 }
 
-std::string describe(const NamedTensors& parameters, const NamedTensors& buffers) {
+std::string describe(const NamedTensors& parameters, const NamedTensors& buffers,
+                     const std::vector<std::string>& ignored) {
   std::string text;
   auto add = [&](const auto& entry, std::string_view kind) {
     const Tensor& t = entry.second;
-    text += str_cat(entry.first, ": ", kind, ' ', t.dtype(), ' ', t.shape(), " strides ",
-                    t.strides(), '\n');
+    const bool left_alone = std::find(ignored.begin(), ignored.end(), entry.first) != ignored.end();
+    text += str_cat(entry.first, ": ", left_alone ? "ignored " : "", kind, ' ', t.dtype(), ' ',
+                    t.shape(), " strides ", t.strides(), '\n');
   };
   for (const auto& p : parameters)
     add(p, p.second.requires_grad() ? "trainable parameter" : "frozen parameter");
@@ -78,8 +80,8 @@ void unpack_fresh(const Tensor& bytes, const NamedTensors& tensors) {
 }
 
 void verify_same_module(ProcessGroup& group, const NamedTensors& parameters,
-                        const NamedTensors& buffers) {
-  const std::string mine = describe(parameters, buffers);
+                        const NamedTensors& buffers, const std::vector<std::string>& ignored) {
+  const std::string mine = describe(parameters, buffers, ignored);
   const auto counts = [](const NamedTensors& list) { return static_cast<int64_t>(list.size()); };
   const Tensor facts = tensor<int64_t>(
       {hash(mine), static_cast<int64_t>(mine.size()), counts(parameters), counts(buffers)});

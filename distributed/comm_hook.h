@@ -17,11 +17,11 @@ namespace lockstep::dist {
 struct GradBucket {
   int index = 0;  // in the order of launch
   bool is_last = false;
-  Tensor buffer;                   // [elements], this rank's gradients, not averaged; padded with
-                                   // zeros between parameters
-  std::vector<Tensor> gradients;   // views of buffer, shaped like the parameters
-  std::vector<Tensor> parameters;  // to which they belong
-  ProcessGroup* group = nullptr;   // DDP's own communicator
+  Tensor buffer;  // [elements], this rank's gradients, not averaged; padded with
+                  // zeros between parameters
+  std::vector<Tensor> gradients = {};   // views of buffer, shaped like the parameters
+  std::vector<Tensor> parameters = {};  // to which they belong
+  ProcessGroup* group = nullptr;        // DDP's own communicator
 };
 
 /// Returns the work after whose wait() buffer holds the mean over all ranks. It may write buffer at

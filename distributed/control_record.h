@@ -1,41 +1,47 @@
 // ControlRecord: what each rank tells the others of one synchronised backward, fixed before its
-// first launch: which parameters it uses, and where it stands, for errors that name the rank at
-// fault.
+// first launch: which parameters it uses and trains, and where it stands. All ranks read all
+// records, so what is wrong is an error on each of them, in the same words.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
+#include <string>
 #include <vector>
 
-#include <lockstep/tensor/error.h>
+#include <lockstep/distributed/ddp_options.h>
 
 namespace lockstep::dist {
 
 struct ControlRecord {
+  enum class Join : uint8_t { none, active, finished };
+
   uint32_t forwards = 0;         // since the last reduction
   uint32_t local_backwards = 0;  // since the last reduction
-  std::vector<char> used;        // by parameter
+  int32_t unfrozen = -1;         // among the parameters frozen at construction: one that now trains
+  Join join = Join::none;
+  std::vector<char> used = {}, trainable = {};  // by parameter
 
-  std::vector<std::byte> encode() const {
-    std::vector<std::byte> bytes(8 + (used.size() + 7) / 8);
-    std::memcpy(bytes.data(), &forwards, 4);
-    std::memcpy(bytes.data() + 4, &local_backwards, 4);
-    for (size_t i = 0; i < used.size(); ++i)
-      if (used[i]) bytes[8 + i / 8] |= std::byte{1} << (i % 8);
-    return bytes;
-  }
-  static ControlRecord decode(std::span<const std::byte> bytes, size_t parameters) {
-    LOCKSTEP_CHECK(bytes.size() == 8 + (parameters + 7) / 8, DistError, "DDP: a control record of ",
-                   bytes.size(), " bytes for ", parameters, " parameters");
-    ControlRecord r;
-    std::memcpy(&r.forwards, bytes.data(), 4);
-    std::memcpy(&r.local_backwards, bytes.data() + 4, 4);
-    r.used.resize(parameters);
-    for (size_t i = 0; i < parameters; ++i)
-      r.used[i] = (bytes[8 + i / 8] >> (i % 8) & std::byte{1}) != std::byte{0};
-    return r;
-  }
+  std::vector<std::byte> encode() const;
+  /// Throws DistError when the bytes are not a record of so many parameters.
+  static ControlRecord decode(std::span<const std::byte> bytes, size_t parameters);
 };
+
+/// The names behind a record's indices.
+struct RecordNames {
+  std::vector<std::string> parameters;  // under DDP
+  std::vector<std::string> frozen;      // at construction
+};
+
+/// What in the ranks' records forbids to go on: "DDP: fc3.weight received no gradient on rank 1;
+/// ..."; empty when all is well. `first` are the records that a static graph must repeat, or empty.
+std::string find_fault(const std::vector<ControlRecord>& records,
+                       const std::vector<ControlRecord>& first, const RecordNames& names,
+                       const DistributedDataParallelOptions& options);
+
+/// Whether any rank used a parameter.
+bool is_used(const std::vector<ControlRecord>& records, size_t parameter);
+/// Whether some rank trains it; frozen on all ranks it counts for nothing.
+bool is_trained(const std::vector<ControlRecord>& records, size_t parameter);
 
 }  // namespace lockstep::dist

@@ -9,12 +9,13 @@
 // no_sync().
 //   { auto guard = net.no_sync();  loss(net(x1)).backward(); }   // stays on this rank
 //   loss(net(x2)).backward();                                    // reduces both, once
-// At world size 1 the wrapper attaches nothing and costs nothing.
+// At world size 1 the wrapper attaches nothing and costs nothing, unless a comm hook is set.
 #pragma once
 
 #include <memory>
 
 #include <lockstep/distributed/group.h>
+#include <lockstep/distributed/join.h>
 #include <lockstep/distributed/reducer.h>
 #include <lockstep/nn/module.h>
 #include <lockstep/tensor/random.h>
@@ -25,10 +26,10 @@ namespace lockstep::dist {
 class NoSyncGuard {
  public:
   explicit NoSyncGuard(Reducer* reducer) : reducer_(reducer) {
-    if (reducer_) reducer_->no_sync(+1);
+    if (reducer_) reducer_->flag().no_sync(+1);
   }
   ~NoSyncGuard() {
-    if (reducer_) reducer_->no_sync(-1);
+    if (reducer_) reducer_->flag().no_sync(-1);
   }
   NoSyncGuard(const NoSyncGuard&) = delete;
 
@@ -36,16 +37,23 @@ class NoSyncGuard {
   Reducer* reducer_;
 };
 
-/// While it lives, this thread's random draws (dropout masks) belong to a rank.
-class RankStream {
+/// One forward through the wrapper. While it lives, this thread's random draws (dropout masks) belong
+/// to the rank.
+class ForwardScope {
  public:
-  explicit RankStream(int rank)
-      : before_(std::exchange(default_generator().stream, static_cast<uint64_t>(rank))) {}
-  ~RankStream() { default_generator().stream = before_; }
-  RankStream(const RankStream&) = delete;
+  ForwardScope(Reducer& reducer, int rank) : reducer_(reducer) {
+    reducer_.forward_starts();
+    stream_before_ = std::exchange(default_generator().stream, static_cast<uint64_t>(rank));
+  }
+  ~ForwardScope() {
+    default_generator().stream = stream_before_;
+    reducer_.forward_ends();
+  }
+  ForwardScope(const ForwardScope&) = delete;
 
  private:
-  uint64_t before_;
+  Reducer& reducer_;
+  uint64_t stream_before_;
 };
 
 template <class M>
@@ -54,19 +62,18 @@ class DistributedDataParallel {
   /// Takes the module over. Throws DistError on every rank when the ranks' modules differ.
   DistributedDataParallel(M&& module, Group group, DistributedDataParallelOptions options = {})
       : owned_(std::make_unique<M>(std::move(module))), module_(owned_.get()) {
-    connect(group, options);
+    connect(group, std::move(options));
   }
   /// Wraps a module that lives elsewhere, at least as long as this.
   DistributedDataParallel(M& module, Group group, DistributedDataParallelOptions options = {})
       : module_(&module) {
-    connect(group, options);
+    connect(group, std::move(options));
   }
 
   template <class... Args>
   decltype(auto) operator()(Args&&... args) {
     if (!reducer_) return (*module_)(std::forward<Args>(args)...);
-    reducer_->forward_starts();
-    const RankStream ranks_draw_differently(rank_);
+    const ForwardScope scope(*reducer_, rank_);
     return (*module_)(std::forward<Args>(args)...);
   }
 
@@ -93,16 +100,33 @@ class DistributedDataParallel {
   void sync_buffers() {
     if (reducer_) reducer_->sync_buffers();
   }
+  /// Runs `body`, the training loop, in which ranks may have different numbers of inputs: a rank
+  /// whose body has returned takes part in the others' reductions with zeros, and at the end all have
+  /// the model of the last. Inside it no other collective may use the group, so no SyncBatchNorm
+  /// either. An exception of a rank's body ends the others' too.
+  template <class Body>
+  void join(Body&& body, JoinOptions options = {}) {
+    if (!reducer_) return body();
+    Joined scope(*reducer_, options);
+    body();
+    scope.finish();
+  }
+  /// Averages what local backwards have accumulated, now and without a backward. A collective call.
+  void reduce_now() {
+    if (reducer_) reducer_->reduce_now();
+  }
   /// What the last synchronised backward did; all zero at world size 1.
   DdpStats stats() const { return reducer_ ? reducer_->stats() : DdpStats{}; }
+  /// The machine behind it, for dist::Accumulation; null where nothing is attached.
+  Reducer* reducer() const { return reducer_.get(); }
 
  private:
   void connect(const Group& group, DistributedDataParallelOptions options) {
-    if (group.size() == 1) return;
+    if (group.size() == 1 && !options.comm_hook) return;
     rank_ = group.rank();
     reducer_ = std::make_unique<Reducer>(
         group.shared(), module_->named_parameters(), [m = module_] { return m->named_buffers(); },
-        options);
+        std::move(options));
   }
 
   std::unique_ptr<M> owned_;

@@ -73,12 +73,11 @@ void check_alike(CollectiveKind kind, const Tensor& t, const Tensor& model, bool
 }
 
 /// What every start() may rely on.
-Collective checked(Collective call) {
+void check(const Collective& call) {
   const bool shapes = call.kind != CollectiveKind::all_to_all;
   for (const Tensor& t : call.inputs) check_alike(call.kind, t, call.model(), shapes);
   for (const Tensor& t : call.outputs) check_alike(call.kind, t, call.model(), shapes);
   for (const Tensor& t : call.outputs) prepare_output(call.kind, t);
-  return call;
 }
 
 /// `whole` as one part per rank: [size, ...part], or size times as many rows as a part has.
@@ -131,16 +130,22 @@ std::vector<Tensor> split_rows(std::string_view what, const Tensor& whole,
 
 }  // namespace
 
+WorkPtr ProcessGroup::begin(Collective call) {
+  LOCKSTEP_CHECK(forbidden_.empty(), DistError, call.text(), ": ", forbidden_);
+  check(call);
+  return start(std::move(call));
+}
+
 WorkPtr ProcessGroup::all_reduce(Tensor t, ReduceOp op, CollectiveOptions options) {
   check_reducible("all_reduce", op, t.dtype());
-  return start(checked({CollectiveKind::all_reduce, op, 0, {t}, {t}, std::move(options)}));
+  return begin({CollectiveKind::all_reduce, op, 0, {t}, {t}, std::move(options)});
 }
 
 WorkPtr ProcessGroup::broadcast(Tensor t, int root, CollectiveOptions options) {
   check_rank(CollectiveKind::broadcast, "root", root, size());
   Collective call{CollectiveKind::broadcast, ReduceOp::sum, root, {}, {}, std::move(options)};
   (rank() == root ? call.inputs : call.outputs) = {std::move(t)};
-  return start(checked(std::move(call)));
+  return begin(std::move(call));
 }
 
 WorkPtr ProcessGroup::reduce(Tensor t, int root, ReduceOp op, CollectiveOptions options) {
@@ -148,18 +153,18 @@ WorkPtr ProcessGroup::reduce(Tensor t, int root, ReduceOp op, CollectiveOptions 
   check_reducible("reduce", op, t.dtype());
   Collective call{CollectiveKind::reduce, op, root, {t}, {}, std::move(options)};
   if (rank() == root) call.outputs = {std::move(t)};
-  return start(checked(std::move(call)));
+  return begin(std::move(call));
 }
 
 WorkPtr ProcessGroup::all_gather(std::vector<Tensor> outputs, Tensor input,
                                  CollectiveOptions options) {
   check_count(CollectiveKind::all_gather, "output", outputs, size());
-  return start(checked({CollectiveKind::all_gather,
-                        ReduceOp::sum,
-                        0,
-                        {std::move(input)},
-                        std::move(outputs),
-                        std::move(options)}));
+  return begin({CollectiveKind::all_gather,
+                ReduceOp::sum,
+                0,
+                {std::move(input)},
+                std::move(outputs),
+                std::move(options)});
 }
 
 WorkPtr ProcessGroup::all_gather(Tensor output, Tensor input, CollectiveOptions options) {
@@ -171,12 +176,12 @@ WorkPtr ProcessGroup::reduce_scatter(Tensor output, std::vector<Tensor> inputs, 
                                      CollectiveOptions options) {
   check_count(CollectiveKind::reduce_scatter, "input", inputs, size());
   check_reducible("reduce_scatter", op, output.dtype());
-  return start(checked({CollectiveKind::reduce_scatter,
-                        op,
-                        0,
-                        std::move(inputs),
-                        {std::move(output)},
-                        std::move(options)}));
+  return begin({CollectiveKind::reduce_scatter,
+                op,
+                0,
+                std::move(inputs),
+                {std::move(output)},
+                std::move(options)});
 }
 
 WorkPtr ProcessGroup::reduce_scatter(Tensor output, Tensor input, ReduceOp op,
@@ -190,12 +195,12 @@ WorkPtr ProcessGroup::gather(std::vector<Tensor> outputs, Tensor input, int root
   check_rank(CollectiveKind::gather, "root", root, size());
   check_count(CollectiveKind::gather, rank() == root ? "output" : "output on the root, none here",
               outputs, rank() == root ? size() : 0);
-  return start(checked({CollectiveKind::gather,
-                        ReduceOp::sum,
-                        root,
-                        {std::move(input)},
-                        std::move(outputs),
-                        std::move(options)}));
+  return begin({CollectiveKind::gather,
+                ReduceOp::sum,
+                root,
+                {std::move(input)},
+                std::move(outputs),
+                std::move(options)});
 }
 
 WorkPtr ProcessGroup::scatter(Tensor output, std::vector<Tensor> inputs, int root,
@@ -203,12 +208,12 @@ WorkPtr ProcessGroup::scatter(Tensor output, std::vector<Tensor> inputs, int roo
   check_rank(CollectiveKind::scatter, "root", root, size());
   check_count(CollectiveKind::scatter, rank() == root ? "input" : "input on the root, none here",
               inputs, rank() == root ? size() : 0);
-  return start(checked({CollectiveKind::scatter,
-                        ReduceOp::sum,
-                        root,
-                        std::move(inputs),
-                        {std::move(output)},
-                        std::move(options)}));
+  return begin({CollectiveKind::scatter,
+                ReduceOp::sum,
+                root,
+                std::move(inputs),
+                {std::move(output)},
+                std::move(options)});
 }
 
 WorkPtr ProcessGroup::all_to_all(std::vector<Tensor> outputs, std::vector<Tensor> inputs,
@@ -219,8 +224,8 @@ WorkPtr ProcessGroup::all_to_all(std::vector<Tensor> outputs, std::vector<Tensor
   LOCKSTEP_CHECK(inputs[r].numel() == outputs[r].numel(), ShapeError, "all_to_all: what rank ",
                  rank(), " keeps has ", inputs[r].numel(), " elements as input and ",
                  outputs[r].numel(), " as output");
-  return start(checked({CollectiveKind::all_to_all, ReduceOp::sum, 0, std::move(inputs),
-                        std::move(outputs), std::move(options)}));
+  return begin({CollectiveKind::all_to_all, ReduceOp::sum, 0, std::move(inputs), std::move(outputs),
+                std::move(options)});
 }
 
 WorkPtr ProcessGroup::all_to_all(Tensor output, Tensor input, std::vector<int64_t> output_splits,
@@ -233,19 +238,17 @@ WorkPtr ProcessGroup::all_to_all(Tensor output, Tensor input, std::vector<int64_
 WorkPtr ProcessGroup::send(Tensor t, int to, CollectiveOptions options) {
   check_rank(CollectiveKind::send, "receiver", to, size());
   LOCKSTEP_CHECK(to != rank(), ValueError, "send: rank ", to, " cannot send to itself");
-  return start(
-      checked({CollectiveKind::send, ReduceOp::sum, to, {std::move(t)}, {}, std::move(options)}));
+  return begin({CollectiveKind::send, ReduceOp::sum, to, {std::move(t)}, {}, std::move(options)});
 }
 
 WorkPtr ProcessGroup::recv(Tensor t, int from, CollectiveOptions options) {
   check_rank(CollectiveKind::recv, "sender", from, size());
   LOCKSTEP_CHECK(from != rank(), ValueError, "recv: rank ", from, " cannot receive from itself");
-  return start(
-      checked({CollectiveKind::recv, ReduceOp::sum, from, {}, {std::move(t)}, std::move(options)}));
+  return begin({CollectiveKind::recv, ReduceOp::sum, from, {}, {std::move(t)}, std::move(options)});
 }
 
 WorkPtr ProcessGroup::barrier(CollectiveOptions options) {
-  return start({.kind = CollectiveKind::barrier, .options = std::move(options)});
+  return begin({.kind = CollectiveKind::barrier, .options = std::move(options)});
 }
 
 // ---- what DDP asks, for backends that have nothing better ----

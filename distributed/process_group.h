@@ -183,13 +183,20 @@ class LOCKSTEP_API ProcessGroup {
   /// others with "rank r has left".
   virtual void destroy() = 0;
 
+  /// From now on every call above but those that DDP asks throws a DistError with `why`; empty: no
+  /// more. This rank's matter alone.
+  void forbid(std::string why) { forbidden_ = std::move(why); }
+
  private:
+  WorkPtr begin(Collective call);
+
   struct Posted {
     uint64_t epoch = 0;
     Tensor records;  // u8 [size, bytes]
     WorkPtr work;
   };
   Posted posted_;
+  std::string forbidden_;
 };
 
 /// Starts f over many tensors of any dtypes as one collective per dtype: packed side by side, and

@@ -1,45 +1,66 @@
+// Reducer: what it watches, and the launches of a round.
 #include <lockstep/distributed/reducer.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 
+#include <lockstep/distributed/log.h>
 #include <lockstep/tensor/warning.h>
 
 namespace lockstep::dist {
 
-double DdpStats::overlap() const {
-  size_t all = 0, early = 0;
-  for (const BucketTrace& b : buckets) {
-    all += b.bytes;
-    if (b.completed_after >= 0 && b.completed_after < arrivals) early += b.bytes;
-  }
-  return all ? static_cast<double>(early) / static_cast<double>(all) : 0;
-}
-
-// ---- construction ----
-
 namespace {
+
 BucketCaps caps_of(const DistributedDataParallelOptions& o) {
   auto bytes = [](double mb) { return static_cast<size_t>(std::max(0.0, mb) * 1024 * 1024); };
   return {bytes(o.first_bucket_mb), bytes(o.bucket_cap_mb)};
 }
+
+NamedTensors without(const NamedTensors& all, const std::vector<std::string>& ignored) {
+  NamedTensors rest;
+  for (const auto& entry : all)
+    if (std::find(ignored.begin(), ignored.end(), entry.first) == ignored.end())
+      rest.push_back(entry);
+  return rest;
+}
+
 }  // namespace
+
+// ---- construction ----
 
 Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
                  std::function<NamedTensors()> current_buffers,
                  DistributedDataParallelOptions options)
-    : group_(group->child()), current_buffers_(std::move(current_buffers)), options_(options) {
-  const NamedTensors buffers = current_buffers_();
+    : users_group_(std::move(group)),
+      group_(users_group_->child()),
+      replicated_(without(parameters, options.ignored)),
+      current_buffers_(std::move(current_buffers)),
+      options_(std::move(options)),
+      caps_(caps_of(options_)),
+      flag_(users_group_->rank(), [this] { return parameter_versions(); }) {
+  const NamedTensors all_buffers = current_buffers_();
   if (options_.init_sync) {
-    verify_same_module(*group_, parameters, buffers);
-    NamedTensors everything = parameters;
-    everything.insert(everything.end(), buffers.begin(), buffers.end());
-    Tensor bytes = pack(everything);
-    group_->broadcast(bytes, 0, {.label = "DDP's broadcast of rank 0's module"})->wait();
-    if (group_->rank() != 0) unpack(bytes, everything);
+    verify_same_module(*group_, parameters, all_buffers, options_.ignored);
+    broadcast_module(0);
   }
-  for (auto& [name, p] : parameters)
-    if (p.requires_grad()) parameters_.push_back({name, p, Ref<Leaf>(p.leaf())});
+  for (const std::string& name : options_.ignored) {
+    const auto known = [&](const NamedTensors& list) {
+      return std::any_of(list.begin(), list.end(), [&](const auto& e) { return e.first == name; });
+    };
+    LOCKSTEP_CHECK(known(parameters) || known(all_buffers), ValueError,
+                   "DistributedDataParallel: ignored names \"", name,
+                   "\", which is no parameter or buffer of the module");
+  }
+  for (const auto& [name, p] : replicated_) {
+    if (!p.requires_grad()) {
+      frozen_.emplace_back(name, p);
+      names_.frozen.push_back(name);
+      continue;
+    }
+    parameters_.push_back({name, p, Ref<Leaf>(p.leaf())});
+    names_.parameters.push_back(name);
+  }
   LOCKSTEP_CHECK(!parameters_.empty(), DistError,
                  "DistributedDataParallel: the module has no parameter that requires grad; use it "
                  "without the wrapper");
@@ -51,7 +72,7 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
   std::vector<int> order(n);
   for (size_t i = 0; i < n; ++i)
     order[i] = static_cast<int>(n - 1 - i);  // backward reaches the last first
-  buckets_ = plan_buckets(parameters_, order, caps_of(options_));
+  buckets_ = plan_buckets(parameters_, order, caps_);
   place_buckets(*group_, parameters_, buckets_, slots_);
   for (std::vector<char>* flags : {&reached_, &arrived_, &unreduced_}) flags->assign(n, 0);
   for (size_t i = 0; i < n; ++i) watch(i);
@@ -59,9 +80,24 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
 
 Reducer::~Reducer() {
   for (Replicated& p : parameters_) release(p);
+  if (stats_.forwards > 0) log_info(str_cat("rank ", group_->rank(), ": ", stats().text()));
 }
 
-// ---- which backward is synchronised ----
+double Reducer::now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+NamedTensors Reducer::buffers() const { return without(current_buffers_(), options_.ignored); }
+
+void Reducer::broadcast_module(int root) {
+  NamedTensors everything = replicated_;
+  const NamedTensors all_buffers = buffers();
+  everything.insert(everything.end(), all_buffers.begin(), all_buffers.end());
+  Tensor bytes = pack(everything);
+  group_->broadcast(bytes, root, {.label = str_cat("DDP's broadcast of rank ", root, "'s module")})
+      ->wait();
+  if (group_->rank() != root) unpack(bytes, everything);
+}
 
 uint64_t Reducer::parameter_versions() const {
   uint64_t sum = 0;
@@ -69,16 +105,34 @@ uint64_t Reducer::parameter_versions() const {
   return sum;
 }
 
+// ---- forwards ----
+
 void Reducer::forward_starts() {
   if (!is_grad_enabled()) return;
   follow_changes();
   ++forwards_;
-  flag_ = no_sync_depth_ > 0 ? Flag::local : Flag::sync;
-  flag_versions_ = parameter_versions();
+  ++stats_.forwards;
+  flag_.forward_starts();
+  note_standing();
+  forward_started_ = now();
 }
 
-/// A parameter that was frozen and trains again has a new leaf: it is watched like the old one. One that
-/// changed its dtype or device no longer fits its slot.
+void Reducer::forward_ends() {
+  if (is_grad_enabled()) stats_.forward = now() - forward_started_;
+}
+
+/// What peers that wait for this rank can say of it.
+void Reducer::note_standing() {
+  char text[64];
+  const int n = std::snprintf(text, sizeof text, "%lld forwards, %lld synchronised backwards%s",
+                              static_cast<long long>(stats_.forwards),
+                              static_cast<long long>(stats_.synchronised_backwards),
+                              flag_.inside_no_sync() ? ", in no_sync" : "");
+  group_->note({text, static_cast<size_t>(std::clamp(n, 0, 63))});
+}
+
+/// A parameter that was frozen and trains again has a new leaf: it is watched like the old one. One
+/// that changed its dtype or device no longer fits its slot.
 void Reducer::follow_changes() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Replicated& p = parameters_[i];
@@ -110,36 +164,23 @@ void Reducer::release(Replicated& p) {
   p.leaf->watcher = nullptr;
 }
 
-void Reducer::decide_phase() {
-  if (flag_ != Flag::unset && flag_versions_ != parameter_versions()) flag_ = Flag::unset;
-  if (flag_ == Flag::unset) {
-    if (!std::exchange(warned_bypass_, true))
-      warn(
-          "DDP: a backward reached the module's parameters without a forward through "
-          "DistributedDataParallel since they last "
-          "changed; its gradients stay on rank ",
-          group_->rank(), "; call the wrapper, not the inner module");
-    phase_ = Phase::local;
-    return;
-  }
-  phase_ = flag_ == Flag::sync ? Phase::syncing : Phase::local;
-  if ((no_sync_depth_ > 0) != (flag_ == Flag::local) && !std::exchange(warned_scope_, true))
-    warn("DDP: forward ran ", flag_ == Flag::local ? "inside" : "outside", " no_sync and backward ",
-         flag_ == Flag::local ? "outside" : "inside",
-         "; the forward decides, so the gradients are ",
-         flag_ == Flag::local ? "not reduced" : "reduced");
-}
-
-// ---- one backward ----
+// ---- one round ----
 
 void Reducer::backward_starts(std::span<Leaf* const> reached) {
   LOCKSTEP_CHECK(phase_ == Phase::idle, DistError,
                  "DDP: a backward started inside a backward of the same module");
-  decide_phase();
+  phase_ = flag_.decide() ? Phase::syncing : Phase::local;
+  // The engine runs a backward with create_graph in grad mode.
+  if (phase_ == Phase::syncing && group_->size() > 1 && is_grad_enabled() &&
+      !std::exchange(warned_graph_, true))
+    warn(
+        "DDP: backward with create_graph: the gradients are averaged, and nothing differentiates "
+        "through the all-reduce");
   reset_round(reached);
 }
 
 void Reducer::reset_round(std::span<Leaf* const> reached) {
+  backward_started_ = now();
   std::fill(reached_.begin(), reached_.end(), 0);
   std::fill(arrived_.begin(), arrived_.end(), 0);
   for (const Leaf* leaf : reached) reached_[static_cast<size_t>(leaf->watcher_index)] = 1;
@@ -158,6 +199,7 @@ void Reducer::reset_round(std::span<Leaf* const> reached) {
   if (phase_ != Phase::syncing) return;
   stats_.arrivals = 0;
   stats_.buckets.assign(buckets_.size(), {});
+  launched_at_.assign(buckets_.size(), 0);
 }
 
 void Reducer::leaf_ready(Leaf& leaf) {
@@ -190,32 +232,70 @@ void Reducer::fill_without_arrival(int parameter) {
   }
 }
 
+ControlRecord Reducer::record_of_round() const {
+  ControlRecord record{.forwards = forwards_, .local_backwards = local_backwards_};
+  if (join_) record.join = shadowing_ ? ControlRecord::Join::finished : ControlRecord::Join::active;
+  record.used = reached_;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor& gradient = parameters_[i].leaf->gradient;
+    // zero_grad and assignment since a local backward have taken its contributions away.
+    record.used[i] |= unreduced_[i] && gradient.defined() && gradient.is_same(slots_[i]);
+    record.trainable.push_back(parameters_[i].parameter.requires_grad());
+  }
+  for (size_t i = 0; i < frozen_.size() && record.unfrozen < 0; ++i)
+    if (frozen_[i].second.requires_grad()) record.unfrozen = static_cast<int32_t>(i);
+  return record;
+}
+
+/// A static graph repeats its first record, so that none need be sent where sending costs.
+bool Reducer::posts_records() const {
+  return !options_.static_graph || first_.empty() || join_ || group_->records_are_free();
+}
+
 void Reducer::launch(size_t b) {
-  Bucket& bucket = buckets_[b];
+  const Bucket& bucket = buckets_[b];
+  if (b == 0) {
+    mine_ = record_of_round();
+    if (posts_records()) group_->post(++epoch_, mine_.encode());
+  }
   for (int i : bucket.parameters)
     if (!arrived_[static_cast<size_t>(i)]) fill_without_arrival(i);
-  if (b == 0) {
-    ControlRecord record{
-        .forwards = forwards_, .local_backwards = local_backwards_, .used = reached_};
-    // zero_grad and assignment since a local backward have taken its contributions away.
-    for (size_t i = 0; i < record.used.size(); ++i)
-      record.used[i] |= unreduced_[i] && parameters_[i].leaf->gradient.defined() &&
-                        parameters_[i].leaf->gradient.is_same(slots_[i]);
-    group_->post(++epoch_, record.encode());
-  }
   auto& trace = stats_.buckets[b];
   trace.bytes = bucket.bytes();
   trace.launched_after = stats_.arrivals;
   for (int i : bucket.parameters)
-    trace.parameters.push_back(parameters_[static_cast<size_t>(i)].name);
-  works_.push_back(group_->all_reduce(bucket.flat, ReduceOp::avg, {.label = bucket.label}));
-  if (b + 1 == buckets_.size()) send_buffers();
+    trace.parameters.push_back(names_.parameters[static_cast<size_t>(i)]);
+  launched_at_[b] = now();
+  works_.push_back(reduce(b));
+  // Under join it is known only from the records whose buffers count.
+  if (b + 1 == buckets_.size() && options_.broadcast_buffers && !join_) exchange_buffers();
+}
+
+WorkPtr Reducer::reduce(size_t b) {
+  const Bucket& bucket = buckets_[b];
+  if (!options_.comm_hook)
+    return group_->all_reduce(bucket.flat, ReduceOp::avg, {.label = bucket.label});
+  GradBucket seen{.index = static_cast<int>(b),
+                  .is_last = b + 1 == buckets_.size(),
+                  .buffer = bucket.flat,
+                  .group = group_.get()};
+  for (int i : bucket.parameters) {
+    seen.gradients.push_back(slots_[static_cast<size_t>(i)]);
+    seen.parameters.push_back(parameters_[static_cast<size_t>(i)].parameter);
+  }
+  NoGradGuard guard;
+  WorkPtr work = options_.comm_hook(seen);
+  LOCKSTEP_CHECK(work, ValueError, "DDP: the comm hook returned no work for ", bucket.label);
+  return work;
 }
 
 void Reducer::note_completed() {
-  for (size_t b = 0; b < works_.size(); ++b)
-    if (stats_.buckets[b].completed_after < 0 && works_[b]->is_completed())
-      stats_.buckets[b].completed_after = stats_.arrivals;
+  for (size_t b = 0; b < works_.size(); ++b) {
+    auto& trace = stats_.buckets[b];
+    if (trace.completed_after >= 0 || !works_[b]->is_completed()) continue;
+    trace.completed_after = stats_.arrivals;
+    trace.seconds = now() - launched_at_[b];
+  }
 }
 
 void Reducer::backward_ends(bool failed) {
@@ -225,18 +305,10 @@ void Reducer::backward_ends(bool failed) {
     ++stats_.local_backwards;
     return;
   }
-  if (!failed) {
-    try {
-      finish_round();
-    } catch (...) {
-      drop_gradients();
-      throw;
-    }
-    return;
-  }
+  if (!failed) return finish_round();
   // Nothing is posted before the first launch: the next synchronised backward takes this one's
   // place.
-  if (works_.empty()) return;
+  if (next_launch_ == 0) return;
   std::string reason = "an exception";
   try {
     if (std::current_exception()) std::rethrow_exception(std::current_exception());
@@ -246,113 +318,6 @@ void Reducer::backward_ends(bool failed) {
   }
   group_->abort(str_cat("rank ", group_->rank(), " failed inside DDP's backward: ", reason));
   drop_gradients();
-}
-
-// ---- the end of a synchronised backward ----
-
-void Reducer::finish_round() {
-  note_completed();
-  const auto start = std::chrono::steady_clock::now();
-  while (next_launch_ < buckets_.size()) launch(next_launch_++);
-  for (const WorkPtr& work : works_) work->wait();
-  if (buffer_work_) buffer_work_->wait();
-  std::vector<ControlRecord> records;
-  for (const auto& bytes : group_->collect(epoch_))
-    records.push_back(ControlRecord::decode(bytes, parameters_.size()));
-  stats_.final_wait =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  ++stats_.synchronised_backwards;
-  settle_gradients(records);
-  if (buffer_work_) take_buffers();
-  std::fill(unreduced_.begin(), unreduced_.end(), 0);
-  forwards_ = local_backwards_ = 0;
-  check_records(records);
-  if (!std::exchange(rebuilt_, true)) rebuild_buckets();
-  stats_.gradient_bytes = 0;
-  for (const Bucket& b : buckets_) stats_.gradient_bytes += b.bytes();
-}
-
-void Reducer::settle_gradients(const std::vector<ControlRecord>& records) {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    Leaf& leaf = *parameters_[i].leaf;
-    if (std::any_of(records.begin(), records.end(),
-                    [&](const ControlRecord& r) { return r.used[i]; })) {
-      leaf.gradient = slots_[i];
-    } else if (kept_[i].defined() && leaf.gradient.is_same(slots_[i])) {
-      slots_[i].copy_(kept_[i]);  // used by nobody: as if this backward had not been
-    }
-  }
-}
-
-void Reducer::check_records(const std::vector<ControlRecord>& records) {
-  for (size_t r = 1; r < records.size(); ++r)
-    if (records[r].local_backwards != records[0].local_backwards && group_->rank() == 0 &&
-        !std::exchange(warned_counts_, true))
-      warn("DDP: rank 0 accumulated ", records[0].local_backwards,
-           " local backwards before this reduction, rank ", r, " ", records[r].local_backwards,
-           "; the average weighs them alike");
-  if (options_.find_unused_parameters) return;
-  std::string missing;
-  for (size_t r = 0; r < records.size(); ++r) {
-    std::string names;
-    for (size_t i = 0; i < parameters_.size(); ++i)
-      if (!records[r].used[i]) names += (names.empty() ? "" : ", ") + parameters_[i].name;
-    if (!names.empty())
-      missing += str_cat(missing.empty() ? "" : "; ", names, " received no gradient on rank ", r);
-  }
-  LOCKSTEP_CHECK(missing.empty(), DistError, "DDP: ", missing,
-                 "; set find_unused_parameters or use every output of forward in the loss");
-}
-
-/// Once, after the first reduction: buckets in the order in which rank 0's gradients arrived.
-void Reducer::rebuild_buckets() {
-  std::vector<int> order = arrival_order_;
-  for (const Bucket& b : buckets_)
-    for (int i : b.parameters)
-      if (std::find(order.begin(), order.end(), i) == order.end()) order.push_back(i);
-  Tensor agreed = tensor(std::vector<int32_t>(order.begin(), order.end()));
-  group_->broadcast(agreed, 0, {.label = "DDP's order of buckets"})->wait();
-  const auto order0 = agreed.to_vector<int>();
-  auto planned = plan_buckets(parameters_, order0, caps_of(options_));
-  const bool same =
-      std::equal(planned.begin(), planned.end(), buckets_.begin(), buckets_.end(),
-                 [](const Bucket& a, const Bucket& b) { return a.parameters == b.parameters; });
-  if (same) return;
-  NoGradGuard guard;
-  try {
-    place_buckets(*group_, parameters_, planned, slots_);
-    buckets_ = std::move(planned);
-  } catch (const OutOfMemory& e) {
-    warn("DDP: keeps its first bucket layout, because the new one found no memory: ", e.what());
-  }
-}
-
-// ---- buffers ----
-
-void Reducer::send_buffers() {
-  if (!options_.broadcast_buffers) return;
-  const NamedTensors buffers = current_buffers_();
-  if (buffers.empty()) return;
-  buffer_bytes_ = pack(buffers);
-  buffer_work_ =
-      group_->broadcast(buffer_bytes_, 0, {.label = "DDP's broadcast of rank 0's buffers"});
-}
-void Reducer::take_buffers() {
-  if (group_->rank() != 0) unpack_fresh(buffer_bytes_, current_buffers_());
-  buffer_bytes_ = Tensor();
-}
-void Reducer::sync_buffers() {
-  const NamedTensors buffers = current_buffers_();
-  if (buffers.empty()) return;
-  Tensor bytes = pack(buffers);
-  group_->broadcast(bytes, 0, {.label = "DDP's sync_buffers"})->wait();
-  if (group_->rank() != 0) unpack_fresh(bytes, buffers);
-}
-
-void Reducer::drop_gradients() {
-  for (Replicated& p : parameters_) p.leaf->gradient = Tensor();
-  std::fill(unreduced_.begin(), unreduced_.end(), 0);
-  forwards_ = local_backwards_ = 0;
 }
 
 }  // namespace lockstep::dist

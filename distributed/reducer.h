@@ -1,48 +1,25 @@
 // Reducer: the machine inside DistributedDataParallel. It watches a module's leaves, launches each
-// bucket's all-reduce as soon as backward has filled it, and returns from backward with every
-// gradient averaged.
+// bucket's reduction as soon as backward has filled it, and returns from backward with every
+// gradient averaged. A round is one synchronised backward: launches (reducer.cpp), then its end
+// (reducer_end.cpp), where all ranks read each other's control records and settle the gradients.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <lockstep/distributed/bucket.h>
 #include <lockstep/distributed/coalesce.h>
 #include <lockstep/distributed/control_record.h>
+#include <lockstep/distributed/ddp_options.h>
+#include <lockstep/distributed/ddp_stats.h>
 #include <lockstep/distributed/process_group.h>
+#include <lockstep/distributed/sync_flag.h>
 #include <lockstep/tensor/node.h>
 
 namespace lockstep::dist {
-
-struct DistributedDataParallelOptions {
-  double bucket_cap_mb = 25;   // MiB of gradients in a bucket
-  double first_bucket_mb = 1;  // the first to be ready is small, so that reduction starts early
-  bool find_unused_parameters = false;  // parameters may stay without gradient on some ranks
-  bool broadcast_buffers =
-      true;               // rank 0's buffers reach the others in every synchronised backward
-  bool init_sync = true;  // verify the module and broadcast rank 0's values at construction
-};
-
-/// What the last synchronised backward did, bucket by bucket, counted in gradients that had
-/// arrived.
-struct DdpStats {
-  struct BucketTrace {
-    size_t bytes = 0;
-    std::vector<std::string> parameters;
-    int launched_after = 0;  // gradients there when its all-reduce was launched
-    int completed_after =
-        -1;  // gradients there when it was first seen complete; -1: only at the end
-  };
-  std::vector<BucketTrace> buckets;
-  int arrivals = 0;       // gradients that backward produced
-  double final_wait = 0;  // seconds spent waiting after backward's last node
-  int64_t synchronised_backwards = 0, local_backwards = 0;
-  size_t gradient_bytes = 0;  // memory of all buckets
-  /// Bytes of buckets that were complete before the last gradient arrived, over all bytes.
-  double overlap() const;
-};
 
 class LOCKSTEP_API Reducer final : public BackwardWatcher {
  public:
@@ -53,56 +30,89 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
           std::function<NamedTensors()> current_buffers, DistributedDataParallelOptions options);
   ~Reducer() override;
 
-  /// A forward of the wrapped module is about to run: it decides whether the next backward is
+  /// Around each forward of the wrapped module: it decides whether the next backward is
   /// synchronised.
   void forward_starts();
-  /// Enters (+1) or leaves (-1) a no_sync scope.
-  void no_sync(int by) { no_sync_depth_ += by; }
+  void forward_ends();
+  SyncFlag& flag() { return flag_; }
+  /// A synchronised backward without a graph: reduces what local backwards left. `empty`: this rank
+  /// had nothing to accumulate, so its gradients are zero and count as used.
+  void reduce_now(bool empty = false);
+  /// Multiplies the gradients that the last round reduced.
+  void scale_reduced(double factor);
   /// Broadcasts rank 0's buffers now. A collective call.
   void sync_buffers();
-  const DdpStats& stats() const { return stats_; }
+  DdpStats stats() const;
+
+  // ---- for join ----
+
+  /// While it has a value, records tell who still has inputs.
+  void set_join(std::optional<JoinOptions> options) { join_ = options; }
+  /// Takes part in one round with nothing to give; false when no rank had inputs any more.
+  bool shadow_round();
+  /// The lowest of the ranks that gave gradients last.
+  int last_active() const { return last_active_; }
+  void broadcast_module(int root);
+  void abort(const std::string& text) { group_->abort(text); }
+  ProcessGroup& users_group() const { return *users_group_; }
 
   void backward_starts(std::span<Leaf* const> reached) override;
   void leaf_ready(Leaf& leaf) override;
   void backward_ends(bool failed) override;
 
  private:
-  enum class Flag { unset, sync, local };
   enum class Phase { idle, local, syncing };
 
+  // construction and what may change afterwards
   uint64_t parameter_versions() const;
   void follow_changes();
   void watch(size_t parameter);
   void release(Replicated& parameter);
-  void decide_phase();
+  NamedTensors buffers() const;
+
+  // one round
   void reset_round(std::span<Leaf* const> reached);
+  ControlRecord record_of_round() const;
+  bool posts_records() const;
   void launch(size_t bucket);
+  WorkPtr reduce(size_t bucket);
   void fill_without_arrival(int parameter);
   void note_completed();
+  void note_standing();
+
+  // its end
   void finish_round();
-  void settle_gradients(const std::vector<ControlRecord>& records);
-  void check_records(const std::vector<ControlRecord>& records);
+  void complete_round();
+  void exchange_buffers();
+  void settle_gradients();
+  void check_records();
   void rebuild_buckets();
-  void send_buffers();
   void take_buffers();
   void drop_gradients();
+  void end_counts();
+  int lowest_active() const;
+  static double now();  // in seconds
 
-  std::shared_ptr<ProcessGroup> group_;
+  std::shared_ptr<ProcessGroup> users_group_, group_;  // group_: a communicator of its own
   std::vector<Replicated> parameters_;
+  NamedTensors frozen_;      // parameters that did not train when the module was wrapped
+  NamedTensors replicated_;  // all parameters that DDP keeps equal
+  RecordNames names_;
   std::function<NamedTensors()> current_buffers_;
   DistributedDataParallelOptions options_;
+  BucketCaps caps_;
   std::vector<Bucket> buckets_;
   std::vector<Tensor> slots_;
   std::vector<int> bucket_of_;
   bool rebuilt_ = false;
-
-  Flag flag_ = Flag::unset;
-  uint64_t flag_versions_ = 0;
-  int no_sync_depth_ = 0;
-  bool warned_bypass_ = false, warned_scope_ = false, warned_counts_ = false;
+  SyncFlag flag_;
+  std::optional<JoinOptions> join_;
+  bool warned_counts_ = false, warned_unused_ = false, warned_graph_ = false;
 
   // ---- of the backward under way ----
   Phase phase_ = Phase::idle;
+  bool shadowing_ = false;
+  int last_active_ = 0;
   uint64_t epoch_ = 0;
   std::vector<char> reached_, arrived_;  // by parameter
   std::vector<char> unreduced_;          // by parameter: holds contributions of local backwards
@@ -113,8 +123,15 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   std::vector<WorkPtr> works_;
   WorkPtr buffer_work_;
   Tensor buffer_bytes_;
+  ControlRecord mine_;                  // of this rank, this round
+  std::vector<ControlRecord> records_;  // of all ranks, this round
+  std::vector<ControlRecord> first_;    // of the first good round: what a static graph repeats
   uint32_t forwards_ = 0, local_backwards_ = 0;  // since the last reduction
+
+  // ---- statistics ----
   DdpStats stats_;
+  double forward_started_ = 0, backward_started_ = 0;
+  std::vector<double> launched_at_;  // by bucket
 };
 
 }  // namespace lockstep::dist

@@ -7,76 +7,10 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/lockstep.h>
-
-#include "ranks.h"
+#include "ddp_helpers.h"
 #include "wrapped_group.h"
 
-using namespace lockstep;
-using dist::DistributedDataParallel, dist::Group, dist::run_local;
-using ranks::require;
-
 namespace {
-
-const dist::LocalOptions kQuick{.timeout = std::chrono::seconds(4)};
-constexpr double kTol = 1e-12;
-
-Tensor f64(std::vector<double> v) { return tensor(v); }
-Tensor f64(double v) { return scalar(v, {.dtype = DType::f64}); }
-void near(double got, double want, const std::string& what) {
-  require(std::abs(got - want) <= kTol * std::max(1.0, std::abs(want)),
-          str_cat(what, ": got ", got, ", want ", want));
-}
-void equal_on_all(const Group& group, const Tensor& t, const std::string& what) {
-  const Tensor all = group.all_gather(t.detach().contiguous());
-  for (int r = 1; r < group.size(); ++r)
-    require(all[r].to_vector<double>() == all[0].to_vector<double>(),
-            what + " differs between ranks");
-}
-
-/// Runs f on `size` ranks and returns what each threw ("" for nothing), so that misuse can be
-/// checked on all.
-std::vector<std::string> texts(int size, const std::function<void(Group)>& f) {
-  std::vector<std::string> out(static_cast<size_t>(size));
-  run_local(
-      size,
-      [&](Group group) {
-        try {
-          f(group);
-        } catch (const std::exception& e) {
-          out[static_cast<size_t>(group.rank())] = e.what();
-        }
-      },
-      kQuick);
-  return out;
-}
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-/// Warnings of one scope.
-struct Warnings {
-  std::mutex mutex;
-  std::vector<std::string> all;
-  Warnings() {
-    set_warning_handler([this](const std::string& w) {
-      std::lock_guard lock(mutex);
-      all.push_back(w);
-    });
-  }
-  ~Warnings() { set_warning_handler({}); }
-};
-
-struct Scalar : nn::Module {  // w x
-  nn::Parameter w{f64(10)};
-  Tensor forward(Tensor x) { return w * x; }
-  LOCKSTEP_MODULE(Scalar, w)
-};
-struct Two : nn::Module {  // a x and b x
-  nn::Parameter a{f64(2)}, b{f64(3)};
-  std::pair<Tensor, Tensor> forward(Tensor x) { return {a * x, b * x}; }
-  LOCKSTEP_MODULE(Two, a, b)
-};
 
 struct Odd : nn::Module {  // parameters of no dimension, of no element, and an ordinary one
   nn::Parameter s{f64(2)}, none{zeros({0, 3}, {.dtype = DType::f64})}, v{f64({1, 2})};

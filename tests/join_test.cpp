@@ -1,91 +1,127 @@
-// cat and stack: values by layout and dtype, gradients to each part, errors.
-#include "op_check.h"
+// DistributedDataParallel::join: ranks with different numbers of inputs. Ranks are threads; expected numbers
+// are worked by hand.
+#include <doctest/doctest.h>
 
-#include <lockstep/tensor/ops/join.h>
+#include "ddp_helpers.h"
 
-using namespace lockstep;
-using namespace op_check;
+namespace {
 
-TEST_CASE("cat puts every part in its place, whatever its layout and dtype") {
-  for (DType dtype : {DType::f32, DType::f64, DType::i64, DType::i32, DType::u8, DType::boolean})
-    for (int d : {0, 1, 2, -1}) {
-      Shape first{2, 3, 4}, second{2, 3, 4};
-      second[wrap_dim("test", d, 3)] = 5;
-      for (const auto& [name_a, a] : layouts(first, dtype, 1, 0, 9))
-        for (const auto& [name_b, b] : layouts(second, dtype, 2, 0, 9)) {
-          INFO(name_a << " " << name_b << " " << d);
-          const Tensor y = cat({a, b, a}, d);
-          const int64_t n = a.size(d);
-          CHECK(y.dtype() == dtype);
-          CHECK(y.size(d) == 2 * n + 5);
-          check_close("first", y.narrow(d, 0, n), a.to_vector<double>(), 0);
-          check_close("second", y.narrow(d, n, 5), b.to_vector<double>(), 0);
-          check_close("third", y.narrow(d, n + 5, n), a.to_vector<double>(), 0);
+/// SGD by hand with learning rate 1 over `batches` inputs x = 1, on w = 10.
+double train(Group g, int batches, dist::JoinOptions options,
+             dist::DistributedDataParallelOptions ddp = {}) {
+  DistributedDataParallel net{Scalar{}, g, ddp};
+  Tensor w = net.module().w;
+  net.join(
+      [&] {
+        for (int i = 0; i < batches; ++i) {
+          net.zero_grad();
+          net(f64(1)).backward();
+          NoGradGuard guard;
+          w.sub_(w.grad());
         }
-    }
+      },
+      options);
+  equal_on_all(g, w, "w");
+  return w.item<double>();
 }
 
-TEST_CASE("stack makes a dimension") {
-  const std::vector<Tensor> parts{random_tensor({2, 3}), random_tensor({3, 2}, DType::f64, 2).t(),
-                                  random_tensor({2, 1}, DType::f64, 3).expand({2, 3})};
-  for (int d : {0, 1, 2, -1}) {
-    const Tensor y = stack(parts, d);
-    CHECK(y.dim() == 3);
-    CHECK(y.size(d) == 3);
-    for (int64_t i = 0; i < 3; ++i)
-      check_close("part", y.select(d, i), parts[size_t(i)].to_vector<double>(), 0);
+struct Counter : nn::Module {  // w x, and a buffer that counts forwards
+  nn::Parameter w{f64(10)};
+  nn::Buffer seen{f64(0)};
+  Tensor forward(Tensor x) {
+    seen = seen + f64(1);
+    return w * x;
   }
-  CHECK(stack({scalar(1), scalar(2)}).to_vector<double>() == std::vector<double>{1, 2});
+  LOCKSTEP_MODULE(Counter, w, seen)
+};
+
+}  // namespace
+
+TEST_CASE("the rank with fewer batches shadows the other, divided by all ranks or by the active") {
+  CHECK_NOTHROW(run_local(
+      2,
+      [](Group g) {
+        near(train(g, 2 + g.rank(), {}), 7.5, "10 - 1 - 1 - 1/2");
+        near(train(g, 2 + g.rank(), {.divide_by_initial_world_size = false}), 7, "10 - 1 - 1 - 1");
+        near(train(g, 3 - g.rank(), {}), 7.5, "the other way round");
+        near(train(g, 3 - g.rank(), {}, {.static_graph = true}), 7.5, "with a static graph");
+        near(train(g, g.rank() == 0 ? 0 : 3, {}), 8.5, "a rank without any batch: 10 - 3/2");
+        near(train(g, 2, {}), 8, "equally many");
+        near(train(g, 0, {}), 10, "none at all");
+      },
+      kQuick));
+  CHECK_NOTHROW(run_local(
+      3,
+      [](Group g) { near(train(g, g.rank() + 1, {}), 10 - 1 - 2 / 3.0 - 1 / 3.0, "three ranks"); },
+      kQuick));
 }
 
-TEST_CASE("dtypes promote, empty parts count for nothing, channels-last stays") {
-  CHECK(cat({ones({2}), arange(0, 2)}).dtype() == DType::f32);
-  CHECK(cat({ones({2}, {.dtype = DType::f64}), ones({2})}).to_vector<double>() ==
-        std::vector<double>{1, 1, 1, 1});
-  CHECK(stack({arange(0, 2), ones({2}, {.dtype = DType::u8})}).dtype() == DType::i64);
-  CHECK(cat({ones({2, 0}), ones({2, 3})}, 1).shape() == Shape{2, 3});
-  const Tensor a = random_tensor({2, 4, 5, 3}).permute({0, 3, 1, 2}),
-               b = random_tensor({2, 4, 5, 2}).permute({0, 3, 1, 2});
-  CHECK(cat({a, b}, 1).is_channels_last());
-  check_close("values", cat({a, b}, 1).narrow(1, 3, 2), b.to_vector<double>(), 0);
-  CHECK(cat({a.contiguous(), b}, 1).is_contiguous());
+TEST_CASE("throw_on_early_termination stops all ranks at the same step") {
+  std::vector<double> weights(2);
+  const auto all = texts(2, [&](Group g) {
+    DistributedDataParallel net{Scalar{}, g};
+    Tensor w = net.module().w;
+    try {
+      net.join(
+          [&] {
+            for (int i = 0; i < 2 + g.rank(); ++i) {
+              net.zero_grad();
+              net(f64(1)).backward();
+              NoGradGuard guard;
+              w.sub_(w.grad());
+            }
+          },
+          {.throw_on_early_termination = true});
+    } catch (...) {
+      weights[static_cast<size_t>(g.rank())] = w.item<double>();
+      throw;
+    }
+  });
+  for (const std::string& text : all) CHECK_MESSAGE(has(text, "rank 0 has no more inputs"), text);
+  CHECK(weights == std::vector<double>{8, 8});
 }
 
-TEST_CASE("derivatives") {
-  check_gradients("cat",
-                  [](auto& x) {
-                    return square(cat({x[0], x[1]}, 1));
-                  },
-                  {random_tensor({2, 3}), random_tensor({2, 1}, DType::f64, 2)});
-  check_gradients("cat with itself",
-                  [](auto& x) {
-                    return square(cat({x[0], x[0] * x[0]}, 0));
-                  },
-                  {random_tensor({2, 3})});
-  check_gradients("stack",
-                  [](auto& x) {
-                    return square(stack({x[0], x[1]}, 1));
-                  },
-                  {random_tensor({2, 3}), random_tensor({2, 3}, DType::f64, 2)});
-  Tensor a = ones({2}).requires_grad_(), b = ones({2}, {.dtype = DType::f64}).requires_grad_();
-  (cat({a, b}) * tensor<double>({1, 2, 3, 4})).sum().backward();
-  CHECK(a.grad().dtype() == DType::f32);
-  CHECK(a.grad().to_vector<double>() == std::vector<double>{1, 2});
-  CHECK(b.grad().to_vector<double>() == std::vector<double>{3, 4});
-  a.set_grad({});
-  stack({b, a}, 1).sum().backward();
-  CHECK(a.grad().dtype() == DType::f32);
+TEST_CASE(
+    "under join the buffers of the lowest active rank count, and the last model is everybody's") {
+  CHECK_NOTHROW(run_local(
+      2,
+      [](Group g) {
+        DistributedDataParallel net{Counter{}, g};
+        net.join([&] {
+          for (int i = 0; i < 1 + 3 * g.rank(); ++i) {
+            net.zero_grad();
+            net(f64(1)).backward();
+          }
+        });
+        // One forward while rank 0 was active, three on rank 1 alone.
+        near(net.module().seen.item<double>(), 4, "the buffer");
+        net(f64(1)).backward();  // the wrapper works on
+      },
+      kQuick));
 }
 
-TEST_CASE("errors") {
-  const std::vector<Tensor> none;
-  CHECK_THROWS_WITH_AS(cat(none, 0), doctest::Contains("at least one"), ValueError);
-  CHECK_THROWS_WITH_AS(cat({zeros({2, 3}), zeros({2, 4})}, 0),
-                       doctest::Contains("tensor 1 is [2, 4]"), ShapeError);
-  CHECK_THROWS_AS(cat({zeros({2}), zeros({2, 1})}, 0), ShapeError);
-  CHECK_THROWS_AS(cat({zeros({2})}, 1), IndexError);
-  CHECK_THROWS_WITH_AS(cat({scalar(1)}, 0), doctest::Contains("use stack"), ShapeError);
-  CHECK_THROWS_WITH_AS(stack({zeros({2}), zeros({3})}), doctest::Contains("tensor 1 is [3]"),
-                       ShapeError);
-  CHECK_THROWS_AS(stack({zeros({2})}, 2), IndexError);
+TEST_CASE("inside join another collective on the group is an error, and ends the others") {
+  const auto all = texts(2, [](Group g) {
+    DistributedDataParallel net{Scalar{}, g};
+    net.join([&] {
+      for (int i = 0; i < 2; ++i) {
+        net(f64(1)).backward();
+        if (g.rank() == 1) g.barrier();
+      }
+    });
+  });
+  CHECK_MESSAGE(has(all[1], "inside join"), all[1]);
+  CHECK_MESSAGE(has(all[0], "left join by an exception"), all[0]);
+}
+
+TEST_CASE("a rank that did not enter join is an error on both") {
+  for (const std::string& text : texts(2, [](Group g) {
+         DistributedDataParallel net{Scalar{}, g};
+         if (g.rank() == 0) {
+           net(f64(1)).backward();
+         } else {
+           net.join([&] { net(f64(1)).backward(); });
+         }
+       }))
+    CHECK_MESSAGE(has(text, "rank 1 is inside join and rank 0 is not"), text);
 }

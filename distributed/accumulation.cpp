@@ -1,0 +1,77 @@
+#include <lockstep/distributed/accumulation.h>
+
+#include <lockstep/tensor/node.h>
+
+namespace lockstep::dist {
+
+Accumulation::Accumulation(Reducer* reducer, std::vector<Tensor> parameters, Group group,
+                           AccumulationOptions options)
+    : reducer_(reducer),
+      parameters_(std::move(parameters)),
+      group_(std::move(group)),
+      steps_(options.steps) {
+  LOCKSTEP_CHECK(steps_ >= 1, ValueError, "Accumulation: a window has at least one step, got ",
+                 steps_);
+}
+
+Accumulation::~Accumulation() {
+  if (reducer_) reducer_->flag().force(std::nullopt);
+}
+
+void Accumulation::backward(const Tensor& loss_sum, int64_t count) {
+  LOCKSTEP_CHECK(count >= 0, ValueError, "Accumulation: a batch of ", count, " targets");
+  LOCKSTEP_CHECK(position_ < steps_, Error, "Accumulation: the window of ", steps_,
+                 " micro-batches is full; call step() after each backward");
+  loss_ += loss_sum.item<double>();
+  targets_ += static_cast<double>(count);
+  ++position_;
+  const bool last = position_ == steps_;
+  // Before the reduction, as in a window that is closed early: ranks may be in either.
+  if (last) sum_over_ranks();
+  if (reducer_) reducer_->flag().force(last);
+  loss_sum.backward();
+}
+
+void Accumulation::sum_over_ranks() {
+  sums_ = tensor<double>({loss_, targets_, static_cast<double>(position_)});
+  work_ = group_.all_reduce_async(sums_, ReduceOp::sum, {.label = "the window's loss and count"});
+}
+
+bool Accumulation::finish(bool close) {
+  const bool full = position_ == steps_;
+  if (!full && !close) return false;
+  if (!full) sum_over_ranks();
+  std::exchange(work_, nullptr)->wait();
+  const double* s = sums_.data<double>();
+  const int64_t begun = std::exchange(position_, 0);
+  loss_ = targets_ = 0;
+  if (s[2] == 0) return false;  // no rank has begun a window
+  LOCKSTEP_CHECK(s[1] > 0, Error,
+                 "Accumulation: the window's micro-batches have no targets on any rank");
+  mean_loss_ = s[0] / s[1];
+  count_ = static_cast<int64_t>(s[1]);
+  if (!full && reducer_) reducer_->reduce_now(begun == 0);
+  // What DDP left is the sum over the window, averaged over the ranks.
+  const double factor = static_cast<double>(group_.size()) / s[1];
+  if (reducer_) {
+    reducer_->scale_reduced(factor);
+  } else {
+    NoGradGuard guard;
+    for (const Tensor& p : parameters_)
+      if (Tensor g = p.grad(); g.defined()) g.mul_(factor);
+  }
+  return true;
+}
+
+bool Accumulation::step(optim::Optimizer& optimizer, bool close) {
+  bool stepped = false;
+  while (finish(close)) {
+    optimizer.step();
+    optimizer.zero_grad();
+    stepped = true;
+    if (!close) break;
+  }
+  return stepped;
+}
+
+}  // namespace lockstep::dist

@@ -1,0 +1,36 @@
+#include <lockstep/distributed/join.h>
+
+namespace lockstep::dist {
+
+Joined::Joined(Reducer& reducer, JoinOptions options) : reducer_(reducer) {
+  reducer_.set_join(options);
+  // A rank that is done shadows DDP's traffic and no other: the peers would wait for it in vain.
+  reducer_.users_group().forbid(
+      "inside join only DistributedDataParallel communicates; call it after join, or on a group of "
+      "its own");
+}
+
+Joined::~Joined() {
+  reducer_.users_group().forbid({});
+  reducer_.set_join(std::nullopt);
+  if (finished_) return;
+  try {
+    reducer_.abort("a rank left join by an exception");
+  } catch (...) {
+    // The exception under way is the one to report.
+  }
+}
+
+void Joined::finish() {
+  try {
+    while (reducer_.shadow_round()) {
+    }
+    reducer_.broadcast_module(reducer_.last_active());
+  } catch (...) {
+    finished_ = true;  // a fault that all ranks found alike leaves the group usable
+    throw;
+  }
+  finished_ = true;
+}
+
+}  // namespace lockstep::dist

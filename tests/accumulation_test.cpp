@@ -1,0 +1,119 @@
+// dist::Accumulation: ragged micro-batches on several ranks against one process and one big batch.
+#include <doctest/doctest.h>
+
+#include "ddp_helpers.h"
+
+namespace {
+
+/// `sizes[rank][i]`: samples of micro-batch i. Sample k of all is x = 1 + k / 7, its target is ignored when k
+/// is a multiple of 3, its loss w x^2.
+struct Plan {
+  std::vector<std::vector<int>> sizes;
+  int64_t steps;
+};
+
+/// The sum and the number of the losses of samples [first, first + n).
+std::pair<Tensor, int64_t> loss_of(const Tensor& w, int first, int n) {
+  Tensor sum = w * 0.0;
+  int64_t count = 0;
+  for (int k = first; k < first + n; ++k) {
+    if (k % 3 == 0) continue;
+    const double x = 1 + k / 7.0;
+    sum = sum + w * (x * x);
+    ++count;
+  }
+  return {sum, count};
+}
+
+struct Square : nn::Module {
+  nn::Parameter w{f64(0.5)};
+  std::pair<Tensor, int64_t> forward(int first, int n) { return loss_of(w, first, n); }
+  LOCKSTEP_MODULE(Square, w)
+};
+
+/// Trains over the windows of a plan; returns w and the mean loss of each window.
+std::pair<double, std::vector<double>> train(Group g, const Plan& plan) {
+  DistributedDataParallel net{Square{}, g};
+  optim::SGD opt{net.parameters(), {.lr = 0.01, .momentum = 0.9}};
+  dist::Accumulation acc{net, g, {.steps = plan.steps}};
+  std::vector<double> losses;
+  // Samples are numbered window by window, then rank by rank, so that windows are the same sets
+  // however they are split.
+  size_t most = 0;
+  for (const auto& mine : plan.sizes) most = std::max(most, mine.size());
+  int first = 0;
+  for (size_t window = 0; window * static_cast<size_t>(plan.steps) < most; ++window) {
+    for (size_t r = 0; r < plan.sizes.size(); ++r)
+      for (int64_t i = 0; i < plan.steps; ++i) {
+        const size_t at = window * static_cast<size_t>(plan.steps) + static_cast<size_t>(i);
+        if (at >= plan.sizes[r].size()) continue;
+        const int n = plan.sizes[r][at];
+        if (static_cast<int>(r) == g.rank()) {
+          auto [sum, count] = net(first, n);
+          acc.backward(sum, count);
+          if (acc.step(opt)) losses.push_back(acc.mean_loss());
+        }
+        first += n;
+      }
+  }
+  if (acc.step(opt, true)) losses.push_back(acc.mean_loss());
+  return {net.module().w.item<double>(), losses};
+}
+
+void compare(const Plan& plan, const Plan& whole) {
+  const auto want = train(Group(), whole);
+  CHECK_NOTHROW(run_local(
+      static_cast<int>(plan.sizes.size()),
+      [&](Group g) {
+        const auto got = train(g, plan);
+        near(got.first, want.first, "w");
+        require(got.second.size() == want.second.size(), "windows");
+        for (size_t i = 0; i < want.second.size(); ++i)
+          near(got.second[i], want.second[i], "the loss of a window");
+        equal_on_all(g, f64(got.first), "w");
+      },
+      kQuick));
+}
+
+}  // namespace
+
+TEST_CASE("ragged micro-batches on several ranks equal one big batch") {
+  compare({{{2, 3, 1, 4}, {1, 5, 2, 2}}, 2}, {{{11, 9}}, 1});
+  compare({{{7}, {1}, {3}}, 1}, {{{11}}, 1});
+  compare({{{2, 1}, {0, 3}}, 2}, {{{6}}, 1});  // an empty batch
+}
+
+TEST_CASE("a short window at the end makes a step of its own size") {
+  compare({{{2, 3, 4}, {1, 2, 2}}, 2}, {{{8, 6}}, 1});
+  compare({{{2, 3, 1}}, 2}, {{{5, 1}}, 1});
+  // One rank has no micro-batch left, one has a whole window and the other half of one.
+  compare({{{2, 3, 4}, {1, 2}}, 2}, {{{8, 4}}, 1});
+  compare({{{2, 3, 4, 5}, {1, 2, 6}}, 2}, {{{8, 15}}, 1});
+}
+
+TEST_CASE("in mid-window a step does nothing, and a full window must be stepped") {
+  DistributedDataParallel net{Scalar{}, Group()};
+  optim::SGD opt{net.parameters(), {.lr = 1}};
+  dist::Accumulation acc{net, Group(), {.steps = 2}};
+  CHECK_FALSE(acc.step(opt));
+  acc.backward(net(f64(3)), 2);
+  CHECK_FALSE(acc.step(opt));
+  CHECK(net.module().w.item<double>() == 10);
+  acc.backward(net(f64(5)), 2);
+  CHECK_THROWS_AS(acc.backward(net(f64(5)), 2), Error);
+  CHECK(acc.step(opt));
+  CHECK(net.module().w.item<double>() == 10 - 8 / 4.0);
+  CHECK(acc.mean_loss() == doctest::Approx(80 / 4.0));
+  CHECK_FALSE(acc.step(opt, true));  // nothing begun
+}
+
+TEST_CASE("a window without any target is an error") {
+  for (const std::string& text : texts(2, [](Group g) {
+         DistributedDataParallel net{Scalar{}, g};
+         optim::SGD opt{net.parameters(), {.lr = 1}};
+         dist::Accumulation acc{net, g, {.steps = 1}};
+         acc.backward(net(f64(0)), 0);
+         acc.step(opt);
+       }))
+    CHECK_MESSAGE(has(text, "no targets"), text);
+}
