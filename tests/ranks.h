@@ -181,11 +181,11 @@ inline int open_descriptors() {
   return n;
 }
 
-/// Whether the meeting point of a job is still listed among the sockets.
+/// Whether the meeting point of a job, or a socket named after it, is still listed.
 inline bool is_listed(const std::string& meeting_point) {
   std::ifstream sockets("/proc/net/unix");
   for (std::string line; std::getline(sockets, line);)
-    if (line.ends_with("@" + meeting_point)) return true;
+    if (line.find("@" + meeting_point) != std::string::npos) return true;
   return false;
 }
 
