@@ -1,5 +1,5 @@
-// LossLog: a loss curve as a text file, one line "step loss" per optimizer step, for comparing runs:
-// the mean over the samples of all ranks, with every digit.
+// LossLog: a loss curve as a text file, one line "step loss" per optimizer step, for comparing
+// runs: the mean over the samples of all ranks, with every digit.
 #pragma once
 
 #include <fstream>

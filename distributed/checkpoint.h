@@ -5,7 +5,10 @@
 //                                {"loader", loader}, {"best", best_accuracy}}};
 //   dist::load_checkpoint("run.safetensors", run);   // false when there is none yet
 //   for (int64_t epoch = loader.state().epoch; epoch < epochs; ++epoch)
-//     for (auto [x, y] : loader.epoch(epoch)) { ...; dist::save_checkpoint("run.safetensors", run); }
+//     for (auto [x, y] : loader.epoch(epoch)) {
+//       ...
+//       dist::save_checkpoint("run.safetensors", run);
+//     }
 //
 // Save between steps, not inside an accumulation window: gradients are no part of it.
 #pragma once

@@ -1,6 +1,7 @@
 // How a checkpoint's file is laid out: the metadata say that it is one and which parts it has;
-// "model.fc1.weight" is an entry of rank 0's part, "hook.rank.3.error" of one that each rank has for
-// itself, and "generator", i64 [ranks, 2], holds seed and offset of every rank's default generator.
+// "model.fc1.weight" is an entry of a part that rank 0 saved, "hook.rank.3.error" of one that each
+// rank has for itself, and "generator", i64 [ranks, 2], holds seed and offset of every rank's
+// default generator.
 #pragma once
 
 #include <lockstep/distributed/checkpoint.h>

@@ -1,5 +1,5 @@
-// Loading a checkpoint: rank 0 reads, all ranks get everything, each takes what is its own, and what
-// was taken is given back when some rank could not.
+// Loading a checkpoint: rank 0 reads, all ranks get everything, each takes what is its own, and
+// what was taken is given back when some rank could not.
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
