@@ -7,8 +7,10 @@
 #include <lockstep/data/mnist.h>
 #include <lockstep/data/progress.h>
 #include <lockstep/data/sampler.h>
+#include <lockstep/data/subset.h>
 #include <lockstep/data/tensor_dataset.h>
 #include <lockstep/distributed/accumulation.h>
+#include <lockstep/distributed/checkpoint.h>
 #include <lockstep/distributed/data_parallel.h>
 #include <lockstep/distributed/local.h>
 #include <lockstep/distributed/on_main.h>
