@@ -9,6 +9,7 @@
 #include <lockstep/data/sampler.h>
 #include <lockstep/data/tensor_dataset.h>
 #include <lockstep/distributed/data_parallel.h>
+#include <lockstep/distributed/error_file.h>
 #include <lockstep/distributed/local.h>
 #include <lockstep/distributed/on_main.h>
 #include <lockstep/nn/nn.h>
