@@ -101,11 +101,15 @@ void Attempt::handle_signals() {
 }
 
 void Attempt::reap() {
-  for (RankProcess& r : ranks_) {
-    if (!r.has_died()) continue;
-    const int status = r.bury();
-    if (status != 0 && code_ == 0) fail_with(r, status);
-  }
+  std::vector<std::pair<RankProcess*, int>> dead;  // with its status
+  for (RankProcess& r : ranks_)
+    if (r.has_died()) dead.emplace_back(&r, r.bury());
+  // Nobody says in which order they died. An exit code may be the answer to another rank's death, a
+  // signal hardly is.
+  std::stable_partition(dead.begin(), dead.end(),
+                        [](const auto& d) { return WIFSIGNALED(d.second); });
+  for (const auto& [rank, status] : dead)
+    if (status != 0 && code_ == 0) fail_with(*rank, status);
 }
 
 void Attempt::fail_with(const RankProcess& rank, int status) {

@@ -2,6 +2,13 @@
 // nothing left behind.
 #include <fcntl.h>
 
+#include <lockstep/distributed/data_parallel.h>
+#include <lockstep/distributed/on_main.h>
+#include <lockstep/nn/linear.h>
+#include <lockstep/optim/sgd.h>
+#include <lockstep/tensor/ops.h>
+#include <lockstep/tensor/random.h>
+
 #include "launches.h"
 #include "temporary_folder.h"
 
@@ -17,6 +24,19 @@ TEST_CASE("the first failure wins, is reported, and stops the others") {
   CHECK(contains(e.output, "its last lines:\n  about to fail\n"));
   CHECK(!contains(e.output, "rank 0 (pid"));
   CHECK(ranks::now() - begin < 3 * ranks::kPatience);
+}
+
+TEST_CASE("of failures noticed together, one by a signal is taken for the cause") {
+  const Background job(2,
+                       "echo pid=$$; [ $RANK = 1 ] && { sleep 0.3; kill -KILL $$; }; sleep 0.6; "
+                       "exit 3");
+  job.wait_until("pid=", 2);
+  kill(job.pid, SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::milliseconds(900 * ranks::kPatience));
+  kill(job.pid, SIGCONT);
+  CHECK(job.wait().code == 128 + SIGKILL);
+  CHECK(contains(job.output(), "lockstep-run: rank 1 (pid"));
+  CHECK(!contains(job.output(), "lockstep-run: rank 0 (pid"));
 }
 
 TEST_CASE("--grace: who ignores SIGTERM is killed") {
@@ -252,4 +272,52 @@ TEST_CASE("a signal that kills a rank is a failure to restart after") {
   CHECK(e.code == 0);
   CHECK(contains(e.output, "was killed by signal 9"));
   CHECK(contains(e.output, "restarting (1 of 1)"));
+}
+
+// Four epochs of one step, saved each; in its first attempt rank 1 may be made to die in the third.
+TEST_CASE("rank: trains" * doctest::skip()) {
+  using namespace lockstep;
+  const std::string folder = std::getenv("LOCKSTEP_TEST_FOLDER");
+  const auto saved = [&](int epoch) { return folder + "/" + std::to_string(epoch); };
+  const auto group = dist::init();
+  manual_seed(3);
+  nn::Linear net{3, 2};
+  int epoch = 0;  // the last one that is complete
+  while (std::filesystem::exists(saved(epoch + 1))) ++epoch;
+  if (epoch > 0) net.load(saved(epoch));
+  std::printf("attempt %s goes on after epoch %d\n", std::getenv("LOCKSTEP_ATTEMPT"), epoch);
+  dist::DistributedDataParallel ddp{net, group};
+  optim::SGD opt{net.parameters(), {.lr = 0.1}};
+  while (++epoch <= 4) {
+    if (epoch == 3 && group.rank() == 1 && std::getenv("LOCKSTEP_TEST_DIES") &&
+        std::getenv("LOCKSTEP_ATTEMPT") == std::string("0"))
+      kill(getpid(), SIGKILL);
+    const float v = static_cast<float>(epoch + 10 * group.rank());
+    const Tensor x = tensor<float>({v, 0.5f, -v}).reshape({1, 3});  // [1, 3]
+    opt.zero_grad();
+    square(ddp(x)).mean().backward();
+    opt.step();
+    dist::run_on_main(group, [&] { net.save(saved(epoch)); });
+  }
+}
+
+TEST_CASE("a restarted job that saves its epochs ends where an undisturbed one does") {
+  const TemporaryFolder whole, disturbed;
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  const auto train = [&](const TemporaryFolder& folder, bool dies) {
+    std::map<std::string, std::string> variables{{"LOCKSTEP_TEST_FOLDER", folder.path()}};
+    if (dies) variables["LOCKSTEP_TEST_DIES"] = "1";
+    return run({"-n", "2", "--max-restarts", "1", self, "--test-case=rank: trains", "--no-skip"},
+               variables);
+  };
+  const Ended undisturbed = train(whole, false);
+  CHECK(undisturbed.code == 0);
+  CHECK(!contains(undisturbed.output, "restarting"));
+  const Ended restarted = train(disturbed, true);
+  CHECK(restarted.code == 0);
+  CHECK(contains(restarted.output, "restarting (1 of 1)"));
+  CHECK(contains(restarted.output, "[1] attempt 1 goes on after epoch 2\n"));
+  REQUIRE(!get_file(whole / "4").empty());
+  CHECK(get_file(whole / "4") == get_file(disturbed / "4"));
+  CHECK(get_file(whole / "3") != get_file(whole / "4"));
 }
