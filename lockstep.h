@@ -12,6 +12,7 @@
 #include <lockstep/distributed/accumulation.h>
 #include <lockstep/distributed/checkpoint.h>
 #include <lockstep/distributed/data_parallel.h>
+#include <lockstep/distributed/error_file.h>
 #include <lockstep/distributed/local.h>
 #include <lockstep/distributed/on_main.h>
 #include <lockstep/nn/nn.h>

@@ -46,6 +46,5 @@ int main(int argc, char** argv) try {
     std::printf("test accuracy %.2f %%\n",
                 100 * counts[0].item<double>() / counts[1].item<double>());
 } catch (const std::exception& e) {
-  std::fprintf(stderr, "mlp: %s\n", e.what());
-  return 1;
+  return dist::report_failure("mlp", e);
 }
