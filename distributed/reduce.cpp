@@ -16,7 +16,6 @@ void check_reducible(std::string_view collective, ReduceOp op, DType dtype) {
   const auto refuse = [&](std::string_view hint) {
     fail<DTypeError>(collective, ": ", name_of(op), " is not defined for ", dtype, "; ", hint);
   };
-  if (dtype == DType::f16 || dtype == DType::bf16) refuse("convert with to(DType::f32)");
   const bool bitwise = op >= ReduceOp::band;
   if (is_floating(dtype)) {
     if (bitwise) refuse("bitwise reductions take integers and bool");
@@ -112,6 +111,20 @@ void reduce_as(std::span<std::byte* const> buffers, size_t count, ReduceOp op) {
   }
 }
 
+/// Two-byte floats: widened to f32, reduced there, and rounded once.
+template <class T>
+void reduce_wide(std::span<std::byte* const> buffers, size_t count, ReduceOp op) {
+  std::vector<float> wide(buffers.size());
+  std::vector<std::byte*> at;
+  for (float& x : wide) at.push_back(reinterpret_cast<std::byte*>(&x));
+  for (size_t i = 0; i < count; ++i) {
+    for (size_t r = 0; r < buffers.size(); ++r)
+      wide[r] = static_cast<float>(reinterpret_cast<const T*>(buffers[r])[i]);
+    reduce_as<float>(at, 1, op);
+    for (std::byte* to : buffers) reinterpret_cast<T*>(to)[i] = T(wide[0]);
+  }
+}
+
 }  // namespace
 
 void reduce_everywhere(std::span<std::byte* const> buffers, size_t count, DType dtype,
@@ -121,6 +134,10 @@ void reduce_everywhere(std::span<std::byte* const> buffers, size_t count, DType 
       return reduce_as<float>(buffers, count, op);
     case DType::f64:
       return reduce_as<double>(buffers, count, op);
+    case DType::f16:
+      return reduce_wide<Half>(buffers, count, op);
+    case DType::bf16:
+      return reduce_wide<BFloat16>(buffers, count, op);
     case DType::i64:
       return reduce_as<int64_t>(buffers, count, op);
     case DType::i32:
