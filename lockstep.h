@@ -8,9 +8,11 @@
 #include <lockstep/data/progress.h>
 #include <lockstep/data/sampler.h>
 #include <lockstep/data/tensor_dataset.h>
+#include <lockstep/distributed/comm_hooks.h>
 #include <lockstep/distributed/data_parallel.h>
 #include <lockstep/distributed/local.h>
 #include <lockstep/distributed/on_main.h>
+#include <lockstep/distributed/powersgd.h>
 #include <lockstep/nn/nn.h>
 #include <lockstep/optim/optim.h>
 #include <lockstep/tensor/allocator.h>
