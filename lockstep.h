@@ -13,6 +13,7 @@
 #include <lockstep/distributed/local.h>
 #include <lockstep/distributed/on_main.h>
 #include <lockstep/distributed/powersgd.h>
+#include <lockstep/distributed/sync_batch_norm.h>
 #include <lockstep/nn/nn.h>
 #include <lockstep/optim/optim.h>
 #include <lockstep/tensor/allocator.h>
