@@ -43,6 +43,7 @@ struct Counting : WrappedGroup {
   explicit Counting(std::shared_ptr<ProcessGroup> inner) : WrappedGroup(std::move(inner)) {}
   WorkPtr start(Collective call) override {
     ++*count;
+    ++own;
     return inner_->start(std::move(call));
   }
   std::shared_ptr<ProcessGroup> child() override {
@@ -50,7 +51,8 @@ struct Counting : WrappedGroup {
     made->count = count;
     return made;
   }
-  std::shared_ptr<int> count = std::make_shared<int>(0);
+  std::shared_ptr<int> count = std::make_shared<int>(0);  // of this group and its children
+  int own = 0;
 };
 
 /// Weight and bias away from ones and zeros.
@@ -262,6 +264,7 @@ TEST_CASE("every rank makes the same collectives, and none in evaluation") {
         *counting->count = 0;
         if (group.rank() == 2) CHECK(std::abs(untracked(x).mean().item<double>()) < 1e-6);
         CHECK(*counting->count == 0);
+        CHECK(counting->own == 0);  // all on communicators apart from the user's
       },
       kSoon);
 }
