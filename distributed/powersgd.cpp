@@ -57,8 +57,8 @@ class StagedWork final : public Work {
   void wait(Milliseconds timeout) override {
     if (failure_) std::rethrow_exception(failure_);
     if (!rest_) return;
+    first_->wait(timeout);
     try {
-      first_->wait(timeout);
       std::exchange(rest_, nullptr)(timeout);
     } catch (...) {
       failure_ = std::current_exception();

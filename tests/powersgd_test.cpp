@@ -389,6 +389,36 @@ TEST_CASE("state that makes no sense is refused") {
                        doctest::Contains("error.0"), DTypeError);
 }
 
+TEST_CASE("gradients in another memory order are the same matrices") {
+  run_local(
+      2,
+      [&](Group group) {
+        const PowerSGDOptions options{
+            .matrix_approximation_rank = 2, .start_powerSGD_iter = 0, .min_compression_rate = 1};
+        PowerSGD dense(options), strided(options);
+        const Model model({{{6, 2, 3, 2}, {3, 2}}}, DType::f64);
+        for (uint64_t step = 0; step < 3; ++step) {
+          const Tensor values = random_tensor({78}, 2 * step + static_cast<uint64_t>(group.rank()));
+          const Tensor want = model.step(dense, group.process_group(), values);
+          GradBucket bucket;
+          bucket.is_last = true;
+          bucket.group = &group.process_group();
+          bucket.parameters = model.parameters;
+          bucket.buffer = zeros({78}, {.dtype = DType::f64});
+          // Channels-last, and a transpose.
+          bucket.gradients = {
+              bucket.buffer.narrow(0, 0, 72).view({6, 3, 2, 2}).permute({0, 3, 1, 2}),
+              bucket.buffer.narrow(0, 72, 6).view({2, 3}).t()};
+          bucket.gradients[0].copy_(values.narrow(0, 0, 72).view({6, 2, 3, 2}));
+          bucket.gradients[1].copy_(values.narrow(0, 72, 6).view({3, 2}));
+          strided(bucket)->wait();
+          CHECK(difference(bucket.gradients[0].reshape({72}), want.narrow(0, 0, 72)) < 1e-13);
+          CHECK(difference(bucket.gradients[1].reshape({6}), want.narrow(0, 72, 6)) < 1e-13);
+        }
+      },
+      kSoon);
+}
+
 TEST_CASE("memory follows the parameter into other buckets") {
   run_local(
       2,
