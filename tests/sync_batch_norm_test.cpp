@@ -210,8 +210,8 @@ TEST_CASE("worked by hand: one channel, [1] and [2, 3, 6]") {
 }
 
 TEST_CASE("parts of a batch equal the batch on one process") {
-  const std::vector<std::vector<int64_t>> batches{{3, 3},    {1, 4},       {0, 5},      {2, 2, 2},
-                                                  {4, 0, 1}, {1, 1, 0, 0}, {5, 1, 2, 3}};
+  const std::vector<std::vector<int64_t>> batches{{4},       {3, 3},    {1, 4},       {0, 5},
+                                                  {2, 2, 2}, {4, 0, 1}, {1, 1, 0, 0}, {5, 1, 2, 3}};
   for (const auto& rows : batches)
     for (DType t : {DType::f32, DType::f64})
       for (Order order : {Order::dense, Order::channels_last, Order::permuted}) {
