@@ -194,14 +194,16 @@ TEST_CASE("ten steps equal PyTorch's") {
         .start_powerSGD_iter = 2,
         .min_compression_rate = 1,
         .use_error_feedback = false}}};
-  for (const auto& [name, options] : cases)
+  for (const auto& entry : cases)
     for (DType dtype : {DType::f32, DType::f64}) {
+      const std::string& name = entry.first;
+      const PowerSGDOptions& options = entry.second;
       CAPTURE(name);
       CAPTURE(name_of(dtype));
       const double tolerance = dtype == DType::f32 ? 1e-5 : 1e-12;
       run_local(
           2,
-          [&, &name = name, &options = options](Group group) {
+          [&](Group group) {
             const Model model(shapes.buckets, dtype);
             PowerSGD hook(options);
             NamedTensors state;

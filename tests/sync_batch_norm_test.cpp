@@ -82,7 +82,7 @@ struct Twice : nn::Module {
 struct Nested : nn::Module {
   nn::BatchNorm2d a{4, {.eps = 0.5}};
   std::vector<nn::BatchNorm1d> list;
-  nn::LayerNorm other{{4}};
+  nn::LayerNorm other{Shape{4}};
   Nested() { list.emplace_back(3); }
   LOCKSTEP_MODULE(Nested, a, list, other)
 };
