@@ -11,10 +11,13 @@
 #include <lockstep/data/tensor_dataset.h>
 #include <lockstep/distributed/accumulation.h>
 #include <lockstep/distributed/checkpoint.h>
+#include <lockstep/distributed/comm_hooks.h>
 #include <lockstep/distributed/data_parallel.h>
 #include <lockstep/distributed/error_file.h>
 #include <lockstep/distributed/local.h>
 #include <lockstep/distributed/on_main.h>
+#include <lockstep/distributed/powersgd.h>
+#include <lockstep/distributed/sync_batch_norm.h>
 #include <lockstep/nn/nn.h>
 #include <lockstep/optim/optim.h>
 #include <lockstep/tensor/allocator.h>
