@@ -115,6 +115,8 @@ Environment read_environment(const GetVariable& get) {
   env.master_addr = read.first_of({"MASTER_ADDR"});
   env.master_port = read.first_of({"MASTER_PORT"});
   if (!by) return env;
+  env.token = read.first_of({"LOCKSTEP_TOKEN"});
+  env.host_id = read.first_of({"LOCKSTEP_HOST_ID"});
   if (by->rank == std::string_view("RANK") && !read.text("TORCHELASTIC_RUN_ID"))
     env.launcher = "RANK and WORLD_SIZE";
   env.run_id = read.first_of(
