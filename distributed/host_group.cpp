@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include <lockstep/distributed/log.h>
 #include <lockstep/distributed/scale.h>
@@ -12,6 +13,12 @@
 namespace lockstep::dist {
 
 namespace {
+
+// The options of a later stage.
+CollectiveOptions longer(CollectiveOptions options, Milliseconds group_timeout, Milliseconds grace) {
+  options.timeout = (options.timeout.count() > 0 ? options.timeout : group_timeout) + grace;
+  return options;
+}
 
 uint64_t bytes_of(const Tensor& t) {
   return static_cast<uint64_t>(t.numel()) * size_of(t.dtype());
@@ -49,7 +56,9 @@ void scale_tensor(const Tensor& t, double factor) {
 HostGroup::HostGroup(HostParts parts) : parts_(std::move(parts)) {
   for (const auto& host : parts_.hosts) size_ += static_cast<int>(host.size());
   engine_ = std::make_shared<HostEngine>(
-      [this](const std::string& text) { return tell_everybody(text); });
+      [this](const std::string& text, bool within_host) {
+        return tell_everybody(text, within_host);
+      });
 }
 
 HostGroup::~HostGroup() {
@@ -79,6 +88,13 @@ void HostGroup::check_usable(std::string_view what) const {
 
 // ---- plans ----
 
+CollectiveOptions HostGroup::to_cross(const CollectiveOptions& options) const {
+  return longer(options, parts_.timeout, kCrossGrace);
+}
+CollectiveOptions HostGroup::to_spread(const CollectiveOptions& options) const {
+  return longer(options, parts_.timeout, kSpreadGrace);
+}
+
 HostPlan HostGroup::plan_all_reduce(const Tensor& t, ReduceOp op,
                                     const CollectiveOptions& options) {
   // The two-byte floats have no room for a sum of many: each host averages its own, and its share of
@@ -96,14 +112,14 @@ HostPlan HostGroup::plan_all_reduce(const Tensor& t, ReduceOp op,
     p.cross = [=, this] {
       if (small) scale_tensor(t, static_cast<double>(ranks_here()) / size_);
       traffic_.gloo += bytes_of(t);
-      WorkPtr work = parts_.leaders->all_reduce(t, between, options);
+      WorkPtr work = parts_.leaders->all_reduce(t, between, to_cross(options));
       if (averages && !small) work->then([=, this] { scale_tensor(t, 1.0 / size_); });
       return work;
     };
   if (parts_.spread)
     p.spread = [=, this] {
       traffic_.shm += bytes_of(t);
-      return parts_.spread->broadcast(t, 0, options);
+      return parts_.spread->broadcast(t, 0, to_spread(options));
     };
   return p;
 }
@@ -122,12 +138,12 @@ HostPlan HostGroup::plan_broadcast(const Tensor& t, int root, const CollectiveOp
   if (leads())
     p.cross = [=, this] {
       traffic_.gloo += bytes_of(t);
-      return parts_.leaders->broadcast(t, host, options);
+      return parts_.leaders->broadcast(t, host, to_cross(options));
     };
   if (host != parts_.host && parts_.spread)
     p.spread = [=, this] {
       traffic_.shm += bytes_of(t);
-      return parts_.spread->broadcast(t, 0, options);
+      return parts_.spread->broadcast(t, 0, to_spread(options));
     };
   return p;
 }
@@ -153,12 +169,12 @@ HostPlan HostGroup::plan_all_gather(const Collective& call, bool write) {
     p.cross = [=, this] {
       if (!parts_.gather) copy_to(input, data_of(mine));
       traffic_.gloo += bytes_of(mine);
-      return parts_.leaders->all_gather(all, mine, options);
+      return parts_.leaders->all_gather(all, mine, to_cross(options));
     };
   if (parts_.spread)
     p.spread = [=, this] {
       traffic_.shm += bytes_of(all);
-      return parts_.spread->broadcast(all, 0, options);
+      return parts_.spread->broadcast(all, 0, to_spread(options));
     };
   if (write)
     p.finish = [this, all, most, outputs = call.outputs] {
@@ -174,8 +190,8 @@ HostPlan HostGroup::plan_all_gather(const Collective& call, bool write) {
 HostPlan HostGroup::plan_barrier(const CollectiveOptions& options) {
   HostPlan p;
   if (parts_.gather) p.gather = [=, this] { return parts_.gather->barrier(options); };
-  if (leads()) p.cross = [=, this] { return parts_.leaders->barrier(options); };
-  if (parts_.spread) p.spread = [=, this] { return parts_.spread->barrier(options); };
+  if (leads()) p.cross = [=, this] { return parts_.leaders->barrier(to_cross(options)); };
+  if (parts_.spread) p.spread = [=, this] { return parts_.spread->barrier(to_spread(options)); };
   return p;
 }
 
@@ -321,14 +337,24 @@ void HostGroup::progress() {
 
 // An end that this rank has found: the others of this host hear of it through shared memory, the
 // other leaders through the store. What died is named as the whole job counts.
-std::string HostGroup::tell_everybody(const std::string& text) {
+std::string HostGroup::tell_everybody(const std::string& text, bool within_host) {
   std::string why = text;
-  for (const Store::Lost& lost : parts_.store->lost())
-    if (!lost.left && lost.rank != rank()) why = lost.text();
-  if (why == text && ranks_here() > 1 && text.find("rank") != std::string::npos) {
-    std::string places;
-    for (const int r : here()) places += str_cat(places.empty() ? "" : ", ", r);
-    why += str_cat(" [on the host of ranks ", places, ", where rank 0 may mean the first of them]");
+  // The store may notice a death a moment later than a neighbour does.
+  const bool death = text.find("died") != std::string::npos;
+  const auto until = std::chrono::steady_clock::now() + Milliseconds(500);
+  do {
+    for (const Store::Lost& lost : parts_.store->lost())
+      if (!lost.left && lost.rank != rank()) why = lost.text();
+    if (why == text && death) std::this_thread::sleep_for(Milliseconds(10));
+  } while (death && why == text && std::chrono::steady_clock::now() < until);
+  constexpr std::string_view kNote = " [counted within a host, where";
+  if (why == text && within_host && here().back() >= ranks_here() &&
+      text.find(kNote) == std::string::npos) {
+    why += kNote;
+    for (int place = 0; place < ranks_here(); ++place)
+      why += str_cat(place ? ", " : " ", "rank ", place, " is rank ",
+                     here()[static_cast<size_t>(place)]);
+    why += "]";
   }
   try {
     parts_.store->set_once(str_cat(parts_.leaders_name, "/end"), why);

@@ -54,10 +54,12 @@ class LOCKSTEP_API HostGroup final : public ProcessGroup {
   const std::vector<int>& here() const { return parts_.hosts[static_cast<size_t>(parts_.host)]; }
   int host_of(int rank) const;
   void check_usable(std::string_view what) const;
-  std::string tell_everybody(const std::string& text);
+  std::string tell_everybody(const std::string& text, bool within_host);
   std::shared_ptr<ProcessGroup> flat();
   GlooSetup gloo_setup(std::string name) const;
 
+  CollectiveOptions to_cross(const CollectiveOptions& options) const;
+  CollectiveOptions to_spread(const CollectiveOptions& options) const;
   HostPlan plan(const Collective& call);
   HostPlan plan_all_reduce(const Tensor& t, ReduceOp op, const CollectiveOptions& options);
   HostPlan plan_broadcast(const Tensor& t, int root, const CollectiveOptions& options);

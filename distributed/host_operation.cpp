@@ -73,10 +73,12 @@ void HostEngine::advance() {
 }
 
 void HostEngine::advance_locked() {
-  bool may_cross = true, may_spread = true;
+  bool may_cross = true, may_spread = true, within_host = true;
   try {
     for (const auto& op : operations_) {
+      within_host = true;
       const bool gathered = op->gather_.look();
+      within_host = false;
       if (gathered && may_cross && !op->cross_.started) {
         op->cross_.started = true;
         if (op->plan_.cross) op->cross_.work = op->plan_.cross();
@@ -88,6 +90,7 @@ void HostEngine::advance_locked() {
         if (op->plan_.spread) op->spread_.work = op->plan_.spread();
       }
       may_spread &= op->spread_.started;
+      within_host = true;
       if (op->spread_.look()) {
         if (op->plan_.finish) op->plan_.finish();
         op->over_ = true;
@@ -96,14 +99,14 @@ void HostEngine::advance_locked() {
       }
     }
   } catch (const Error& e) {
-    return fail(e.what());
+    return fail(e.what(), within_host);
   }
   std::erase_if(operations_, [](const auto& op) { return op->over_; });
 }
 
-void HostEngine::fail(const std::string& text) {
+void HostEngine::fail(const std::string& text, bool within_host) {
   std::lock_guard lock(mutex_);
-  if (end_.empty()) end_ = tell_(text);
+  if (end_.empty()) end_ = tell_(text, within_host);
   for (const auto& op : operations_) {
     if (op->over_) continue;
     op->error_ = std::make_exception_ptr(
@@ -122,35 +125,38 @@ std::string HostEngine::end() const {
 void HostEngine::wait_for(HostOperation& operation, Clock::time_point deadline) {
   auto pause = std::chrono::microseconds(20);
   for (;;) {
-    WorkPtr within_host;
-    std::shared_ptr<HostOperation> front;
+    WorkPtr work;
+    bool crosses = false;
+    Clock::time_point until = deadline;
     {
       std::lock_guard lock(mutex_);
       advance_locked();
       if (operation.over_) return;
       // Operations end in order, so it is the first one's stage that all wait for.
-      front = operations_.front();
-      if (!front->gather_.done)
-        within_host = front->gather_.work;
-      else if (front->cross_.done)
-        within_host = front->spread_.work;
-    }
-    const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now());
-    if (left.count() <= 0) {
-      fail(str_cat("not complete in time; still under way: ", front->text()));
-      continue;
-    }
-    if (within_host) {
-      try {
-        within_host->wait(left);
-      } catch (const Error& e) {
-        fail(e.what());
+      const HostOperation& front = *operations_.front();
+      crosses = front.gather_.done && !front.cross_.done;
+      if (!front.gather_.done) {
+        work = front.gather_.work;
+      } else if (crosses) {
+        work = front.cross_.work;
+        until += kCrossGrace;
+      } else {
+        work = front.spread_.work;
+        until += kSpreadGrace;
       }
+    }
+    const Clock::time_point now = Clock::now();
+    if (crosses && now < until) {
+      // Another thread, the backend's between the hosts, is at work; this one moves the rest on.
+      std::this_thread::sleep_for(pause);
+      pause = std::min(pause * 2, std::chrono::microseconds(500));
       continue;
     }
-    // Another thread, the backend's between the hosts, is at work.
-    std::this_thread::sleep_for(pause);
-    pause = std::min(pause * 2, std::chrono::microseconds(500));
+    try {
+      work->wait(std::max(std::chrono::ceil<Milliseconds>(until - now), Milliseconds(1)));
+    } catch (const Error& e) {
+      fail(e.what(), !crosses);
+    }
   }
 }
 

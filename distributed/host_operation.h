@@ -13,6 +13,10 @@
 
 namespace lockstep::dist {
 
+/// How much longer than the operation's own time a later stage may take: the reason why an earlier
+/// one failed, elsewhere, must get here first.
+inline constexpr Milliseconds kCrossGrace{500}, kSpreadGrace{6000};
+
 /// What an operation does, on this rank. A stage without a function is nothing here.
 struct HostPlan {
   std::function<WorkPtr()> gather, cross, spread;
@@ -57,9 +61,10 @@ class HostOperation final : public Work {
 /// The operations under way of one group, and its end.
 class HostEngine {
  public:
-  /// `fail` tells the other ranks; it gets the text and returns the one that stands.
-  explicit HostEngine(std::function<std::string(const std::string&)> fail)
-      : tell_(std::move(fail)) {}
+  /// Tells the other ranks of an end; gets the text, and whether it counts ranks within this host,
+  /// and returns the text that stands.
+  using Tell = std::function<std::string(const std::string& text, bool within_host)>;
+  explicit HostEngine(Tell tell) : tell_(std::move(tell)) {}
 
   void issue(const std::shared_ptr<HostOperation>& operation);
   /// Does what can be done without waiting.
@@ -69,14 +74,14 @@ class HostEngine {
   /// Completes everything.
   void flush() noexcept;
   /// All operations fail, now and later.
-  void fail(const std::string& text);
+  void fail(const std::string& text, bool within_host = false);
   std::string end() const;
 
  private:
   friend class HostOperation;
   void advance_locked();
 
-  std::function<std::string(const std::string&)> tell_;
+  Tell tell_;
   mutable std::recursive_mutex mutex_;
   std::deque<std::shared_ptr<HostOperation>> operations_;
   std::string end_, last_completed_ = "nothing";

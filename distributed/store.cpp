@@ -234,8 +234,10 @@ std::string Store::local_address() const {
   return local.host();
 }
 
-void Store::join(Milliseconds timeout) {
-  const auto answer = client_->ask({.op = Op::join, .timeout = timeout});
+void Store::join(Milliseconds timeout) { join(timeout, timeout); }
+
+void Store::join(Milliseconds rest, Milliseconds of) {
+  const auto answer = client_->ask({.op = Op::join, .amount = of.count(), .timeout = rest});
   LOCKSTEP_CHECK(answer.kind == Reply::ok, DistError, "init: ", answer.body);
 }
 

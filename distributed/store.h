@@ -87,6 +87,7 @@ class LOCKSTEP_API Store {
  private:
   friend std::shared_ptr<Store> meet(const Environment& env, Milliseconds timeout);
   class Client;
+  void join(Milliseconds rest, Milliseconds of);  // what is left of a time that messages name
   explicit Store(std::unique_ptr<Client> client);
   std::unique_ptr<Client> client_;
 };

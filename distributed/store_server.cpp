@@ -317,7 +317,7 @@ class StoreServer::Loop {
       const StoreRequest request = *c.waiting;
       if (request.op == Op::join) {
         // Whoever loses patience first decides for all: they would miss it next.
-        finish_joins(Reply::error, missing_text(mine_.size, missing(), request.timeout, where_));
+        finish_joins(Reply::error, missing_text(mine_.size, missing(), milliseconds(request.amount), where_));
       } else {
         c.waiting.reset();
         c.answer(reply(Reply::late, request.keys[c.present]));

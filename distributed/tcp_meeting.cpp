@@ -82,16 +82,17 @@ std::shared_ptr<Store> meet(const Environment& env, Milliseconds timeout) {
   std::string refusals;
   bool logged = false;
   while (!open) {
-    refusals.clear();
+    std::string refused;
     SocketAddress where = master;
     for (int port = first; port <= last && !open; ++port) {
       where.set_port(port);
       const auto knock = client->knock(where, patience, deadline, why);
       open = knock == Store::Client::Knock::open;
-      if (knock == Store::Client::Knock::refused) refusals += str_cat("; ", why);
+      if (knock == Store::Client::Knock::refused) refused += str_cat("; ", why);
       if (Clock::now() >= deadline) break;
     }
     if (open) break;
+    if (!refused.empty()) refusals = refused;
     const std::string missing =
         missing_text(env.size, {0}, timeout, str_cat(master.text(), " .. ", last, refusals));
     LOCKSTEP_CHECK(Clock::now() < deadline, DistError, "init: ", missing);
@@ -104,7 +105,7 @@ std::shared_ptr<Store> meet(const Environment& env, Milliseconds timeout) {
     patience = std::min(patience * 2, Milliseconds(2000));
   }
   std::shared_ptr<Store> store(new Store(std::move(client)));
-  store->join(std::max(Milliseconds(milliseconds_until(deadline)), Milliseconds(1)));
+  store->join(std::max(Milliseconds(milliseconds_until(deadline)), Milliseconds(1)), timeout);
   return store;
 }
 
