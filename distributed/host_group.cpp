@@ -15,14 +15,13 @@ namespace lockstep::dist {
 namespace {
 
 // The options of a later stage.
-CollectiveOptions longer(CollectiveOptions options, Milliseconds group_timeout, Milliseconds grace) {
+CollectiveOptions longer(CollectiveOptions options, Milliseconds group_timeout,
+                         Milliseconds grace) {
   options.timeout = (options.timeout.count() > 0 ? options.timeout : group_timeout) + grace;
   return options;
 }
 
-uint64_t bytes_of(const Tensor& t) {
-  return static_cast<uint64_t>(t.numel()) * size_of(t.dtype());
-}
+uint64_t bytes_of(const Tensor& t) { return static_cast<uint64_t>(t.numel()) * size_of(t.dtype()); }
 
 // Elements in row-major order between a tensor of any layout and a contiguous one.
 void copy_to(const Tensor& t, std::byte* to) {
@@ -55,10 +54,9 @@ void scale_tensor(const Tensor& t, double factor) {
 
 HostGroup::HostGroup(HostParts parts) : parts_(std::move(parts)) {
   for (const auto& host : parts_.hosts) size_ += static_cast<int>(host.size());
-  engine_ = std::make_shared<HostEngine>(
-      [this](const std::string& text, bool within_host) {
-        return tell_everybody(text, within_host);
-      });
+  engine_ = std::make_shared<HostEngine>([this](const std::string& text, bool within_host) {
+    return tell_everybody(text, within_host);
+  });
 }
 
 HostGroup::~HostGroup() {
@@ -128,8 +126,8 @@ HostPlan HostGroup::plan_broadcast(const Tensor& t, int root, const CollectiveOp
   const int host = host_of(root);
   HostPlan p;
   if (host == parts_.host && parts_.gather) {
-    const int place = static_cast<int>(std::find(here().begin(), here().end(), root) -
-                                       here().begin());
+    const int place =
+        static_cast<int>(std::find(here().begin(), here().end(), root) - here().begin());
     p.gather = [=, this] {
       traffic_.shm += bytes_of(t);
       return parts_.gather->broadcast(t, place, options);

@@ -40,8 +40,8 @@ void HostOperation::forget() {
 }
 
 void HostOperation::wait(Milliseconds timeout) {
-  engine_->wait_for(*this, timeout.count() > 0 ? std::min(deadline_, Clock::now() + timeout)
-                                               : deadline_);
+  engine_->wait_for(*this,
+                    timeout.count() > 0 ? std::min(deadline_, Clock::now() + timeout) : deadline_);
   if (error_) std::rethrow_exception(error_);
   run_then();
 }
@@ -59,8 +59,8 @@ std::exception_ptr HostOperation::exception() const {
 
 void HostEngine::issue(const std::shared_ptr<HostOperation>& operation) {
   std::lock_guard lock(mutex_);
-  LOCKSTEP_CHECK(end_.empty(), DistError, operation->text(), ": ", end_, "; last completed: ",
-                 last_completed_);
+  LOCKSTEP_CHECK(end_.empty(), DistError, operation->text(), ": ", end_,
+                 "; last completed: ", last_completed_);
   operation->gather_.started = true;
   if (operation->plan_.gather) operation->gather_.work = operation->plan_.gather();
   operations_.push_back(operation);

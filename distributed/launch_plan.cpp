@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sched.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -26,6 +27,16 @@ int processors() {
 std::string make_run_id() {
   return str_cat("lockstep-", getpid(), "-",
                  std::chrono::system_clock::now().time_since_epoch().count());
+}
+
+std::string make_token() {
+  unsigned char secret[16];
+  LOCKSTEP_CHECK(getrandom(secret, sizeof secret, 0) == sizeof secret, DistError,
+                 "lockstep-run: the system has no random numbers");
+  std::string token;
+  for (const unsigned char byte : secret)
+    for (const int half : {byte >> 4, byte & 15}) token += "0123456789abcdef"[half];
+  return token;
 }
 
 int free_port() {

@@ -11,6 +11,10 @@ namespace lockstep::dist {
 /// How many processors this process may use.
 int processors();
 
+/// A fresh secret for LOCKSTEP_TOKEN: it goes to the ranks by their environment, never by a command
+/// line, and is no part of the plan that is shown.
+std::string make_token();
+
 /// The variables that a rank is given, "NAME=value": Lockstep's own, torchrun's, and, unless the
 /// user set them, the numbers of threads: processors / ranks.
 std::vector<std::string> rank_variables(const LaunchOptions& options, int rank,

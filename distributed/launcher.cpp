@@ -47,6 +47,7 @@ class Launcher {
     take_signals();
     watchdog_.emplace();
     const std::string run_id = make_run_id();
+    ::setenv("LOCKSTEP_TOKEN", make_token().c_str(), 0);  // the user's own goes first
     for (int r = 0; r < options_.ranks; ++r) start(r, run_id);
     while (std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return !r.over; })) turn();
     watchdog_.reset();

@@ -33,9 +33,11 @@ std::shared_ptr<ProcessGroup> make_local(const Environment&, const InitOptions&)
 
 struct Registry {
   std::mutex mutex;
-  std::map<std::string, BackendFactory> factories{
-      {"single", make_single}, {"shm", make_shm},           {"local", make_local},
-      {"gloo", make_flat_group}, {"shm+gloo", make_host_group}};
+  std::map<std::string, BackendFactory> factories{{"single", make_single},
+                                                  {"shm", make_shm},
+                                                  {"local", make_local},
+                                                  {"gloo", make_flat_group},
+                                                  {"shm+gloo", make_host_group}};
 };
 Registry& registry() {
   static Registry* r = new Registry;  // outlives every static that might use it

@@ -170,8 +170,8 @@ Store::Client::~Client() {
     // The server must still hear it from this end: on the main connection, whose rank it is.
     StoreRequest goodbye{.op = Op::leave};
     std::unique_lock lock(mutex_);
-    const auto main = std::find_if(idle_.begin(), idle_.end(),
-                                   [&](const Fd& c) { return c.get() == main_; });
+    const auto main =
+        std::find_if(idle_.begin(), idle_.end(), [&](const Fd& c) { return c.get() == main_; });
     if (!gone_ && main != idle_.end()) {
       std::swap(*main, idle_.back());
       lock.unlock();
@@ -187,8 +187,8 @@ Store::Client::~Client() {
 namespace {
 
 Credentials credentials_of(const StoreOptions& o) {
-  return {.run_id = o.run_id, .attempt = o.attempt, .rank = o.rank, .size = o.size,
-          .token = o.token};
+  return {
+      .run_id = o.run_id, .attempt = o.attempt, .rank = o.rank, .size = o.size, .token = o.token};
 }
 
 }  // namespace
@@ -254,7 +254,8 @@ std::string Store::set_once(const std::string& key, std::string value) {
   return std::move(answer.body);
 }
 
-std::vector<std::string> Store::get_all(const std::vector<std::string>& keys, Milliseconds timeout) {
+std::vector<std::string> Store::get_all(const std::vector<std::string>& keys,
+                                        Milliseconds timeout) {
   if (timeout.count() <= 0) timeout = client_->timeout();
   const auto answer = client_->ask({.op = Op::get, .keys = keys, .timeout = timeout});
   LOCKSTEP_CHECK(answer.kind != Reply::late, DistError, "store: no key \"", answer.body,

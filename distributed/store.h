@@ -61,7 +61,8 @@ class LOCKSTEP_API Store {
   std::vector<std::string> get_all(const std::vector<std::string>& keys,
                                    Milliseconds timeout = Milliseconds(0));
   /// Nothing when it is not there by then.
-  std::optional<std::string> try_get(const std::string& key, Milliseconds timeout = Milliseconds(0));
+  std::optional<std::string> try_get(const std::string& key,
+                                     Milliseconds timeout = Milliseconds(0));
   void wait(const std::vector<std::string>& keys, Milliseconds timeout = Milliseconds(0));
   /// Adds to a number, which is 0 when it is not there; returns the sum.
   int64_t add(const std::string& key, int64_t amount);

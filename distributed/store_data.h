@@ -116,9 +116,8 @@ class StoreData {
     return key.size() + value.size() + 128;  // with what a map needs for it
   }
   static std::string full() {
-    return reply(store_wire::Reply::error,
-                 str_cat("the store is full: it keeps at most ", store_wire::kMostTotalBytes >> 20,
-                         " MiB"));
+    return reply(store_wire::Reply::error, str_cat("the store is full: it keeps at most ",
+                                                   store_wire::kMostTotalBytes >> 20, " MiB"));
   }
   bool put(const std::string& key, const std::string& value) {
     const auto found = values_.find(key);

@@ -34,7 +34,7 @@ constexpr auto kGreetingTime = std::chrono::seconds(5);
 /// One end of a connection.
 struct Client {
   Fd socket;
-  std::string nonce;      // ours
+  std::string nonce;  // ours
   Clock::time_point came = Clock::now();
   bool known = false, main = false;
   int rank = -1;
@@ -112,10 +112,10 @@ class StoreServer::Loop {
   std::vector<pollfd> wait() {
     const Clock::time_point now = Clock::now();
     Clock::time_point until = now + std::chrono::hours(1);
-    if (joined_ < mine_.size && !reported_) until = std::min(until, start_ + std::chrono::seconds(5));
+    if (joined_ < mine_.size && !reported_)
+      until = std::min(until, start_ + std::chrono::seconds(5));
     if (stop_at_) until = std::min(until, now + milliseconds(50));
-    std::vector<pollfd> polled{{wake_.get(), POLLIN, 0},
-                               {listener_.get(), POLLIN, 0}};
+    std::vector<pollfd> polled{{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
     if (now < full_until_) polled[1].events = 0;
     if (now < full_until_) until = std::min(until, full_until_);
     for (const Client& c : clients_) {
@@ -218,8 +218,8 @@ class StoreServer::Loop {
       return;
     }
     const auto say = [&](handshake::Verdict verdict, std::string_view text) {
-      c.answer(handshake::verdict_frame(verdict, text, mine_.token, c.nonce,
-                                        greeting->client_nonce));
+      c.answer(
+          handshake::verdict_frame(verdict, text, mine_.token, c.nonce, greeting->client_nonce));
       if (verdict == handshake::Verdict::accepted) return;
       c.waiting.emplace();  // until it hangs up
       c.deadline = Clock::now() + kGreetingTime;
@@ -229,9 +229,9 @@ class StoreServer::Loop {
     const std::string stranger = handshake::stranger_text(hello, mine_);
     if (!stranger.empty()) return say(handshake::Verdict::refused, stranger);
     if (hello.size != mine_.size)
-      return say(handshake::Verdict::rejected, str_cat("WORLD_SIZE differs: it is ", mine_.size,
-                                                       " on rank 0 and ", hello.size, " on rank ",
-                                                       hello.rank));
+      return say(handshake::Verdict::rejected,
+                 str_cat("WORLD_SIZE differs: it is ", mine_.size, " on rank 0 and ", hello.size,
+                         " on rank ", hello.rank));
     if (hello.rank >= mine_.size)
       return say(handshake::Verdict::rejected, str_cat("there is no rank ", hello.rank));
     Seat& seat = seats_[static_cast<size_t>(hello.rank)];
@@ -317,7 +317,8 @@ class StoreServer::Loop {
       const StoreRequest request = *c.waiting;
       if (request.op == Op::join) {
         // Whoever loses patience first decides for all: they would miss it next.
-        finish_joins(Reply::error, missing_text(mine_.size, missing(), milliseconds(request.amount), where_));
+        finish_joins(Reply::error,
+                     missing_text(mine_.size, missing(), milliseconds(request.amount), where_));
       } else {
         c.waiting.reset();
         c.answer(reply(Reply::late, request.keys[c.present]));
@@ -342,9 +343,8 @@ class StoreServer::Loop {
         seat.here = false;
         seat.lost = Clock::now();
         if (joined_ < mine_.size && join_failure_.empty())
-          finish_joins(Reply::error,
-                       str_cat("rank ", c->rank, " (pid ", seat.pid,
-                               ") ended while the ranks met (", where_, ")"));
+          finish_joins(Reply::error, str_cat("rank ", c->rank, " (pid ", seat.pid,
+                                             ") ended while the ranks met (", where_, ")"));
       }
       c = clients_.erase(c);
     }

@@ -11,9 +11,9 @@ namespace lockstep::dist::store_wire {
 
 inline constexpr size_t kMostKeyBytes = 1024;
 inline constexpr size_t kMostValueBytes = 1 << 20;
-inline constexpr size_t kMostKeys = 4096;                  // in one request
-inline constexpr size_t kMostTotalBytes = 64 << 20;        // of everything that a server keeps
-inline constexpr size_t kMostGreetingBytes = 512;          // of a frame, before it is known who sends
+inline constexpr size_t kMostKeys = 4096;            // in one request
+inline constexpr size_t kMostTotalBytes = 64 << 20;  // of everything that a server keeps
+inline constexpr size_t kMostGreetingBytes = 512;    // of a frame, before it is known who sends
 inline constexpr size_t kMostRequestBytes = kMostValueBytes + kMostKeys * 64 + kMostKeyBytes;
 inline constexpr size_t kMostReplyBytes = kMostTotalBytes + kMostValueBytes + 64;
 

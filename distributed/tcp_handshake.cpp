@@ -126,10 +126,9 @@ Answer read_verdict(std::string_view frame, std::string_view token, std::string_
   const std::string_view proof = in.raw(kMacBytes);
   const bool known = verdict >= static_cast<uint64_t>(Verdict::accepted) &&
                      verdict <= static_cast<uint64_t>(Verdict::rejected);
-  const bool authentic =
-      in.done() && known &&
-      same(proof, mac(token, {"server", server_nonce, client_nonce,
-                              frame.substr(0, frame.size() - kMacBytes)}));
+  const bool authentic = in.done() && known &&
+                         same(proof, mac(token, {"server", server_nonce, client_nonce,
+                                                 frame.substr(0, frame.size() - kMacBytes)}));
   if (!authentic) return {Verdict::refused, "refused; is LOCKSTEP_TOKEN the same on all hosts?"};
   answer.verdict = static_cast<Verdict>(verdict);
   return answer;

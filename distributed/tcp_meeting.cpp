@@ -46,19 +46,21 @@ std::shared_ptr<Store> meet(const Environment& env, Milliseconds timeout) {
                  "or address");
   const Clock::time_point deadline = Clock::now() + timeout;
   const int first = master_port(env), last = std::min(first + kMorePorts, 65535);
-  const SocketAddress master =
-      resolve(env.one_host ? "127.0.0.1" : env.master_addr, first)[0];
-  auto client = std::make_unique<Store::Client>(
-      Credentials{.run_id = env.run_id, .attempt = env.attempt, .rank = env.rank, .size = env.size,
-                  .token = env.token},
-      timeout);
+  const SocketAddress master = resolve(env.one_host ? "127.0.0.1" : env.master_addr, first)[0];
+  auto client = std::make_unique<Store::Client>(Credentials{.run_id = env.run_id,
+                                                            .attempt = env.attempt,
+                                                            .rank = env.rank,
+                                                            .size = env.size,
+                                                            .token = env.token},
+                                                timeout);
   std::string why;
   bool open = false;
 
   if (env.rank == 0) {
     if (env.token.empty())
-      warn("init: LOCKSTEP_TOKEN is not set, so whoever reaches rank 0's port can join the job; set "
-           "it to the same secret on all ranks");
+      warn(
+          "init: LOCKSTEP_TOKEN is not set, so whoever reaches rank 0's port can join the job; set "
+          "it to the same secret on all ranks");
     SocketAddress where = place_to_listen(env, master, first);
     for (int port = first; port <= last && !client->server(); ++port) {
       where.set_port(port);

@@ -30,11 +30,26 @@ inline std::vector<Layout> layouts() {
   const auto of = [](const Shape& shape, DType t) { return ones(shape, {.dtype = t}); };
   return {{"one element", [=](DType t) { return of(Shape{1}, t); }},
           {"0-d", [=](DType t) { return of(Shape{}, t); }},
-          {"empty", [=](DType t) { return of(Shape{3, 0, 2}, t); }},
-          {"empty and transposed", [=](DType t) { return of(Shape{3, 0}, t).transpose(0, 1); }},
-          {"contiguous", [=](DType t) { return of(Shape{7, 13}, t); }},
-          {"transposed", [=](DType t) { return of(Shape{9, 14}, t).transpose(0, 1); }},
-          {"sliced", [=](DType t) { return of(Shape{6, 40}, t).slice(1, {3, 37, 3}); }},
+          {"empty",
+           [=](DType t) {
+             return of(Shape{3, 0, 2}, t);
+           }},
+          {"empty and transposed",
+           [=](DType t) {
+             return of(Shape{3, 0}, t).transpose(0, 1);
+           }},
+          {"contiguous",
+           [=](DType t) {
+             return of(Shape{7, 13}, t);
+           }},
+          {"transposed",
+           [=](DType t) {
+             return of(Shape{9, 14}, t).transpose(0, 1);
+           }},
+          {"sliced",
+           [=](DType t) {
+             return of(Shape{6, 40}, t).slice(1, {3, 37, 3});
+           }},
           {"offset", [=](DType t) {
              return of(Shape{8, 5, 6}, t).narrow(0, 2, 3).permute({2, 0, 1});
            }}};
@@ -138,42 +153,47 @@ void check_layout(const Group& g, const Layout& layout) {
     if (me == root)
       check<T>(u, expected, str_cat(what, "reduce ", name_of(reduce)));
     else
-      check<T>(u, [&](int64_t i) { return mine(i); }, what + "reduce's input");
+      check<T>(
+          u, [&](int64_t i) { return mine(i); }, what + "reduce's input");
 
     const std::vector<Tensor> parts = several();
     for (int r = 0; r < size; ++r)
       fill<T>(parts[static_cast<size_t>(r)], [&](int64_t i) { return of(me, i + r); });
     const Tensor part = make();
     pg.reduce_scatter(part, parts, reduce)->wait();
-    check<T>(part,
-             [&](int64_t i) {
-               double x = reduced(reduce, size, [&](int r) { return of(r, i + me); });
-               if (dtype == DType::u8) x = static_cast<uint8_t>(static_cast<int64_t>(x));
-               if (reduce == ReduceOp::avg) x = static_cast<T>(x) * static_cast<T>(1.0 / size);
-               return x;
-             },
-             str_cat(what, "reduce_scatter ", name_of(reduce)));
+    check<T>(
+        part,
+        [&](int64_t i) {
+          double x = reduced(reduce, size, [&](int r) { return of(r, i + me); });
+          if (dtype == DType::u8) x = static_cast<uint8_t>(static_cast<int64_t>(x));
+          if (reduce == ReduceOp::avg) x = static_cast<T>(x) * static_cast<T>(1.0 / size);
+          return x;
+        },
+        str_cat(what, "reduce_scatter ", name_of(reduce)));
   }
 
   for (int root = 0; root < size; ++root) {
     const Tensor t = make();
     fill<T>(t, mine);
     g.broadcast(t, root);
-    check<T>(t, [&](int64_t i) { return of(root, i); }, what + "broadcast");
+    check<T>(
+        t, [&](int64_t i) { return of(root, i); }, what + "broadcast");
 
     const Tensor input = make();
     fill<T>(input, mine);
     const std::vector<Tensor> outputs = me == root ? several() : std::vector<Tensor>();
     pg.gather(outputs, input, root)->wait();
     for (size_t r = 0; r < outputs.size(); ++r)
-      check<T>(outputs[r], [&](int64_t i) { return of(static_cast<int>(r), i); }, what + "gather");
+      check<T>(
+          outputs[r], [&](int64_t i) { return of(static_cast<int>(r), i); }, what + "gather");
 
     std::vector<Tensor> inputs = me == root ? several() : std::vector<Tensor>();
     for (size_t r = 0; r < inputs.size(); ++r)
       fill<T>(inputs[r], [&](int64_t i) { return of(root, i + static_cast<int64_t>(r)); });
     const Tensor output = make();
     g.scatter(output, inputs, root);
-    check<T>(output, [&](int64_t i) { return of(root, i + me); }, what + "scatter");
+    check<T>(
+        output, [&](int64_t i) { return of(root, i + me); }, what + "scatter");
   }
 
   const Tensor input = make();
@@ -181,16 +201,16 @@ void check_layout(const Group& g, const Layout& layout) {
   const std::vector<Tensor> gathered = several();
   pg.all_gather(gathered, input)->wait();
   for (size_t r = 0; r < gathered.size(); ++r)
-    check<T>(gathered[r], [&](int64_t i) { return of(static_cast<int>(r), i); },
-             what + "all_gather");
+    check<T>(
+        gathered[r], [&](int64_t i) { return of(static_cast<int>(r), i); }, what + "all_gather");
 
   const std::vector<Tensor> out = several(), in = several();
   for (int r = 0; r < size; ++r)
     fill<T>(in[static_cast<size_t>(r)], [&](int64_t i) { return of(me, i + r); });
   g.all_to_all(out, in);
   for (int r = 0; r < size; ++r)
-    check<T>(out[static_cast<size_t>(r)], [&](int64_t i) { return of(r, i + me); },
-             what + "all_to_all");
+    check<T>(
+        out[static_cast<size_t>(r)], [&](int64_t i) { return of(r, i + me); }, what + "all_to_all");
 }
 
 /// All kinds but send and recv.

@@ -4,6 +4,7 @@
 
 #include <dirent.h>
 
+#include <atomic>
 #include <regex>
 
 #include <lockstep/distributed/group.h>
@@ -54,10 +55,34 @@ void below(double begin, double seconds, const char* what) {
           str_cat(what, " took ", ranks::now() - begin, " s"));
 }
 
+// The ports at which this process listens, and the addresses, as /proc writes them.
+std::vector<std::string> listening_here() {
+  std::vector<std::string> own, found;
+  DIR* fds = opendir("/proc/self/fd");
+  while (const dirent* e = readdir(fds)) {
+    char to[64] = {};
+    if (readlink((std::string("/proc/self/fd/") + e->d_name).c_str(), to, sizeof to - 1) > 0)
+      own.push_back(to);
+  }
+  closedir(fds);
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream in(table);
+    std::string line;
+    std::getline(in, line);
+    while (std::getline(in, line)) {
+      std::istringstream fields(line);
+      std::string n, local, remote, state, skip, inode;
+      fields >> n >> local >> remote >> state >> skip >> skip >> skip >> skip >> skip >> inode;
+      if (state == "0A" && std::count(own.begin(), own.end(), "socket:[" + inode + "]") > 0)
+        found.push_back(local);
+    }
+  }
+  return found;
+}
+
 }  // namespace
 
-#define ALL_PASS(ended) \
-  CHECK_MESSAGE(ranks::failures(ended).empty(), ranks::failures(ended))
+#define ALL_PASS(ended) CHECK_MESSAGE(ranks::failures(ended).empty(), ranks::failures(ended))
 
 TEST_CASE("rank: every kind" * doctest::skip()) {
   const Group g = join();
@@ -222,19 +247,20 @@ TEST_CASE("rank: disagree" * doctest::skip()) {
       break;
     case 1:
       text = error_of([&] { first ? g.all_reduce(ones({10})) : g.broadcast(ones({10}), 0); });
-      expect(text, {"rank 0: all_reduce(sum) of f32 [10]", "rank 1: broadcast of f32 [10], root 0"});
+      expect(text,
+             {"rank 0: all_reduce(sum) of f32 [10]", "rank 1: broadcast of f32 [10], root 0"});
       break;
     case 2:
-      text = error_of(
-          [&] { g.all_reduce(ones({10}, {.dtype = first ? DType::f32 : DType::f64})); });
+      text =
+          error_of([&] { g.all_reduce(ones({10}, {.dtype = first ? DType::f32 : DType::f64})); });
       expect(text, {"of f32 [10]", "of f64 [10]"});
       break;
     default:
       text = error_of([&] { g.all_reduce(ones({10}), first ? ReduceOp::sum : ReduceOp::max); });
       expect(text, {"all_reduce(sum)", "all_reduce(max)"});
   }
-  expect(text, {"ranks disagree", "sequence number 2",
-                "last completed: barrier, sequence number 1"});
+  expect(text,
+         {"ranks disagree", "sequence number 2", "last completed: barrier, sequence number 1"});
   if (detail) below(begin, 0.8, "a mismatch under detail");
   below(begin, 4, "a mismatch");
   expect(error_of([&] { g.barrier(); }), {"ranks disagree"});
@@ -243,8 +269,9 @@ TEST_CASE("rank: disagree" * doctest::skip()) {
 TEST_CASE("ranks that disagree are told so") {
   for (int which = 0; which < 4; ++which) {
     CAPTURE(which);
-    ALL_PASS(run(2, "rank: disagree", {.variables = {{"TEST_WHICH", std::to_string(which)},
-                                                     {"LOCKSTEP_DEBUG", "detail"}}}));
+    ALL_PASS(
+        run(2, "rank: disagree",
+            {.variables = {{"TEST_WHICH", std::to_string(which)}, {"LOCKSTEP_DEBUG", "detail"}}}));
   }
   ALL_PASS(run(2, "rank: disagree", {.variables = {{"TEST_WHICH", "0"}}}));
   ALL_PASS(run(2, "rank: disagree", {.variables = {{"TEST_WHICH", "1"}}}));
@@ -287,8 +314,7 @@ TEST_CASE("rank: dies" * doctest::skip()) {
   std::string text;
   for (int i = 0; i < 2 && text.empty(); ++i)
     text = error_of([&] { g.all_reduce(ones({large ? 20'000'000 : 5})); });
-  expect(text, {"all_reduce(sum)", "sequence number 2",
-                str_cat("rank ", victim).c_str(), "died"});
+  expect(text, {"all_reduce(sum)", "sequence number 2", str_cat("rank ", victim).c_str(), "died"});
   if (victim != 0)
     require(std::regex_search(text, std::regex(str_cat("rank ", victim, " \\(pid [0-9]+\\)"))),
             text);
@@ -329,7 +355,9 @@ TEST_CASE("rank: leaves" * doctest::skip()) {
   expect(error_of([&] { g.barrier(); }), {"rank 1 has left", "barrier, sequence number 2"});
   below(begin, 1, "the news that a rank has left");
 }
-TEST_CASE("a rank that has left is an error for what needs it") { ALL_PASS(run(3, "rank: leaves")); }
+TEST_CASE("a rank that has left is an error for what needs it") {
+  ALL_PASS(run(3, "rank: leaves"));
+}
 
 TEST_CASE("rank: aborts" * doctest::skip()) {
   const Group g = join();
@@ -370,7 +398,8 @@ TEST_CASE("rank: meets" * doctest::skip()) {
           "gathered");
 }
 TEST_CASE("MASTER_PORT may be held by somebody else") {
-  const sockets::Listener silent, noisy("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n Lockstep Lockstep");
+  const sockets::Listener silent,
+      noisy("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n Lockstep Lockstep");
   for (const int port : {silent.port(), noisy.port()}) {
     const double begin = ranks::now();
     ALL_PASS(run(3, "rank: meets", {.variables = {{"MASTER_PORT", std::to_string(port)}}}));
@@ -418,32 +447,67 @@ TEST_CASE("missing ranks and wrong tokens") {
 TEST_CASE("rank: listens on loopback only" * doctest::skip()) {
   const Group g = join();
   const auto child = g.process_group().child();
-  // This process's sockets that listen.
-  std::map<std::string, std::string> own;
-  DIR* fds = opendir("/proc/self/fd");
-  while (const dirent* e = readdir(fds)) {
-    char to[64] = {};
-    if (readlink((std::string("/proc/self/fd/") + e->d_name).c_str(), to, sizeof to - 1) > 0)
-      own[to] = e->d_name;
-  }
-  closedir(fds);
-  int listening = 0;
-  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
-    std::ifstream in(table);
-    std::string line;
-    std::getline(in, line);
-    while (std::getline(in, line)) {
-      std::istringstream fields(line);
-      std::string n, local, remote, state, skip, inode;
-      fields >> n >> local >> remote >> state >> skip >> skip >> skip >> skip >> skip >> inode;
-      if (state != "0A" || !own.contains("socket:[" + inode + "]")) continue;
-      ++listening;
-      require(local.starts_with("0100007F:"), "listens at " + local);
-    }
-  }
-  require(g.rank() != 0 || listening >= 1, "the store's socket was not seen");
+  const auto listening = listening_here();
+  for (const std::string& at : listening) require(at.starts_with("0100007F:"), "listens at " + at);
+  require(g.rank() != 0 || !listening.empty(), "the store's socket was not seen");
   g.barrier();
 }
 TEST_CASE("on one host nothing listens beyond loopback") {
   ALL_PASS(run(2, "rank: listens on loopback only"));
+}
+
+TEST_CASE("rank: a stranger comes first" * doctest::skip()) {
+  const Group g = join();
+  const std::string how = std::getenv("TEST_HOW");
+  const auto before = listening_here();
+  std::vector<int> strangers;
+  std::atomic<bool> over{false};
+  std::thread stranger;
+  if (g.rank() == 0)
+    // Rank 0 waits for rank 1 here, and its Gloo for a connection.
+    stranger = std::thread([&] {
+      while (strangers.empty() && !over) {
+        for (const std::string& at : listening_here()) {
+          if (std::count(before.begin(), before.end(), at) > 0) continue;
+          const int s = sockets::connect_to(std::stoi(at.substr(at.find(':') + 1), nullptr, 16));
+          if (s < 0) continue;
+          if (how == "noise") send(s, "GET / HTTP/1.1\r\n\r\n", 18, MSG_NOSIGNAL);
+          if (how == "closes") shutdown(s, SHUT_RDWR);
+          if (how == "resets") {
+            const linger now{1, 0};
+            setsockopt(s, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+            close(s);
+          }
+          strangers.push_back(s);
+        }
+        std::this_thread::sleep_for(Milliseconds(1));
+      }
+    });
+  else
+    std::this_thread::sleep_for(Milliseconds(400));
+  const double begin = ranks::now();
+  // Whose connection it is depends on the ports: the group is made, or it is an error for both.
+  std::string text = "made";
+  try {
+    const auto child = g.process_group().child();
+    const Tensor t = ones({4});
+    child->all_reduce(t)->wait();
+    require(t.data<float>()[3] == 2, "the sum");
+  } catch (const DistError& e) {
+    text = e.what();
+    expect(text, {"connecting the ranks"});
+  }
+  below(begin, 4, "connecting");
+  over = true;
+  if (stranger.joinable()) stranger.join();
+  require(g.rank() != 0 || !strangers.empty(), "no stranger came");
+  for (const int s : strangers) close(s);
+  g.barrier();  // the group that stood before still does
+}
+TEST_CASE("a stranger at Gloo's port is an error and not a hang") {
+  for (const char* how : {"silent", "silent", "noise", "closes", "resets"}) {
+    CAPTURE(how);
+    ALL_PASS(run(2, "rank: a stranger comes first",
+                 {.variables = {{"TEST_HOW", how}, {"LOCKSTEP_JOIN_TIMEOUT", "3"}}}));
+  }
 }

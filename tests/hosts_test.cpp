@@ -195,8 +195,8 @@ TEST_CASE("rank: disagrees" * doctest::skip()) {
 TEST_CASE("hosts, or ranks of a host, that disagree are told so") {
   for (const int odd : {0, 2}) {
     CAPTURE(odd);
-    ALL_PASS(run({0, 0, 1, 1}, "rank: disagrees",
-                 {.variables = {{"TEST_ODD", std::to_string(odd)}}}));
+    ALL_PASS(
+        run({0, 0, 1, 1}, "rank: disagrees", {.variables = {{"TEST_ODD", std::to_string(odd)}}}));
   }
 }
 

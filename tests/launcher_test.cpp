@@ -196,6 +196,21 @@ TEST_CASE("--dry-run starts nothing and prints a line per rank that a shell woul
   CHECK(contains(e.output, "touch '/nowhere/it'\\''s here'\n"));
 }
 
+TEST_CASE("the ranks share a secret that no command line shows") {
+  const Ended one = run_script(2, "echo \"$LOCKSTEP_TOKEN\"", {"--no-prefix"});
+  std::istringstream lines(one.output);
+  std::string a, b;
+  lines >> a >> b;
+  CHECK(std::regex_match(a, std::regex("[0-9a-f]{32}")));
+  CHECK(a == b);
+  CHECK(!contains(run_script(2, "echo \"$LOCKSTEP_TOKEN\"", {"--no-prefix"}).output, a));
+  CHECK(!contains(run_script(1, "tr '\\0' ' ' </proc/$PPID/cmdline").output, "TOKEN="));
+  CHECK(!contains(run({"--dry-run", "-n", "2", "true"}).output, "TOKEN"));
+  CHECK(run({"-n", "1", "--no-prefix", "sh", "-c", "echo $LOCKSTEP_TOKEN"},
+            {{"LOCKSTEP_TOKEN", "the user's"}})
+            .output == "the user's\n");
+}
+
 TEST_CASE("--log-dir keeps each rank's output") {
   const std::string folder =
       std::filesystem::temp_directory_path() / ("launcher_test_" + std::to_string(getpid()));

@@ -47,7 +47,7 @@ struct Options {
   double deadline = 20;  // seconds
   std::map<std::string, std::string> variables = {};
   std::map<int, std::map<std::string, std::string>> of_rank = {};  // on top, by rank
-  std::vector<int> only = {};  // start these ranks alone
+  std::vector<int> only = {};                                      // start these ranks alone
 };
 
 inline double now() {

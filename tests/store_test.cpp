@@ -45,7 +45,11 @@ double seconds_of(const std::function<void()>& f) {
 }
 
 StoreOptions options(int rank, int size, int port, const std::string& token = "secret") {
-  return {.port = port, .rank = rank, .size = size, .run_id = "job", .token = token,
+  return {.port = port,
+          .rank = rank,
+          .size = size,
+          .run_id = "job",
+          .token = token,
           .timeout = Milliseconds(5000)};
 }
 
@@ -61,7 +65,8 @@ TEST_CASE("values") {
   const std::string odd("\0\n\xff key", 7);
   other.set(odd, std::string("\0x\0", 3));
   CHECK(server.get(odd) == std::string("\0x\0", 3));
-  CHECK(server.get_all({"a", odd, "a"}) == std::vector<std::string>{"1", std::string("\0x\0", 3), "1"});
+  CHECK(server.get_all({"a", odd, "a"}) ==
+        std::vector<std::string>{"1", std::string("\0x\0", 3), "1"});
   CHECK(!server.try_get("b"));
   CHECK(server.set_once("b", "first") == "first");
   CHECK(other.set_once("b", "second") == "first");
@@ -86,8 +91,7 @@ TEST_CASE("it is bounded") {
   Store server(options(0, 1, 0));
   const std::string large(1 << 20, 'x');
   std::string error;
-  for (int i = 0; i < 70 && error.empty(); ++i)
-    try {
+  for (int i = 0; i < 70 && error.empty(); ++i) try {
       server.set("k" + std::to_string(i), large);
     } catch (const DistError& e) {
       error = e.what();
@@ -169,15 +173,14 @@ TEST_CASE("ports") {
     Store first(options(0, 1, 0));
     port = first.port();
     double took = 0;
-    CHECK(has(error_of([&] {
-                took = seconds_of([&] { Store second(options(0, 1, port)); });
-              }),
+    CHECK(has(error_of([&] { took = seconds_of([&] { Store second(options(0, 1, port)); }); }),
               "in use"));
     CHECK(took < 1);
     Store client(options(0, 1, 0));
     CHECK(client.port() != port);
   }
-  Store again(options(0, 1, port));  // right after it was closed, with connections that had been open
+  Store again(
+      options(0, 1, port));  // right after it was closed, with connections that had been open
   CHECK(again.port() == port);
 }
 

@@ -36,8 +36,8 @@ void GlooWork::wait(Milliseconds timeout) {
   if (timeout.count() > 0) deadline = std::min(deadline, Clock::now() + timeout);
   std::unique_lock lock(mutex_);
   while (!done_) {
-    const auto slice = std::clamp<Clock::duration>(deadline - Clock::now(), Milliseconds(1),
-                                                   Milliseconds(200));
+    const auto slice =
+        std::clamp<Clock::duration>(deadline - Clock::now(), Milliseconds(1), Milliseconds(200));
     if (finished_.wait_for(lock, slice, [this] { return done_; })) break;
     lock.unlock();
     if (Clock::now() >= deadline)
@@ -134,8 +134,7 @@ WorkPtr GlooGroup::start(Collective call) {
   const int queue = numbered.point_to_point() ? 2 * c.root + (sends ? 0 : 1) : -1;
   numbered.sequence = ++sequences_[queue];
   check_usable(numbered.text());
-  numbered.timeout =
-      c.options.timeout.count() > 0 ? c.options.timeout : session_->setup().timeout;
+  numbered.timeout = c.options.timeout.count() > 0 ? c.options.timeout : session_->setup().timeout;
   numbered.deadline = Clock::now() + numbered.timeout;
   numbered.key = numbered.bare_text();
   if (numbered.point_to_point())  // the same on both sides
@@ -165,8 +164,8 @@ std::shared_ptr<ProcessGroup> GlooGroup::new_group(const std::vector<int>& ranks
   std::vector<int> members;
   int mine = -1;
   for (size_t i = 0; i < ranks.size(); ++i) {
-    LOCKSTEP_CHECK(ranks[i] >= 0 && ranks[i] < size(), ValueError,
-                   "new_group: there is no rank ", ranks[i], " among ", size());
+    LOCKSTEP_CHECK(ranks[i] >= 0 && ranks[i] < size(), ValueError, "new_group: there is no rank ",
+                   ranks[i], " among ", size());
     LOCKSTEP_CHECK(std::count(ranks.begin(), ranks.end(), ranks[i]) == 1, ValueError,
                    "new_group: rank ", ranks[i], " is named twice");
     if (ranks[i] == rank()) mine = static_cast<int>(i);

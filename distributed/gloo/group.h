@@ -77,9 +77,9 @@ class GlooGroup final : public ProcessGroup {
 
   std::shared_ptr<Session> session_;
   std::mutex mutex_;
-  std::map<int, Queue> queues_;           // -1: collectives; else 2 * rank, + 1 for what comes
-  std::map<int, uint64_t> sequences_;     // by queue
-  int groups_ = 0;                        // made from this one
+  std::map<int, Queue> queues_;        // -1: collectives; else 2 * rank, + 1 for what comes
+  std::map<int, uint64_t> sequences_;  // by queue
+  int groups_ = 0;                     // made from this one
   bool destroyed_ = false;
   int exceptions_at_birth_ = std::uncaught_exceptions();
 };

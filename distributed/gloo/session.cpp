@@ -15,9 +15,9 @@ namespace lockstep::dist::gloo_backend {
 namespace {
 
 constexpr Milliseconds kLookEvery(200);
-constexpr Milliseconds kOthersTime(1000);   // for the others' last calls
-constexpr Milliseconds kReasonTime(2500);   // for a reason that somebody else is finding out
-constexpr Milliseconds kLastBreath(500);    // what a dead rank had sent may still complete a call
+constexpr Milliseconds kOthersTime(1000);  // for the others' last calls
+constexpr Milliseconds kReasonTime(2500);  // for a reason that somebody else is finding out
+constexpr Milliseconds kLastBreath(500);   // what a dead rank had sent may still complete a call
 
 Milliseconds left_until(Clock::time_point deadline) {
   return std::max(std::chrono::ceil<Milliseconds>(deadline - Clock::now()), Milliseconds(1));
@@ -267,17 +267,15 @@ std::string Session::diagnose(const NumberedCall& call, const std::string& what,
 
 std::string Session::disagreement(const NumberedCall& call,
                                   const std::map<int, std::string>& others) const {
-  const bool differ = std::any_of(others.begin(), others.end(), [&](const auto& o) {
-    return o.second != call.bare_text();
-  });
+  const bool differ = std::any_of(others.begin(), others.end(),
+                                  [&](const auto& o) { return o.second != call.bare_text(); });
   std::string calls, absent;
   int missing = 0;
   for (int r = 0; r < size(); ++r) {
     const bool known = r == rank() || others.contains(r);
     if (!known) absent += str_cat(missing++ ? ", " : "", job_rank(r));
     if (known && differ)
-      calls += str_cat("; rank ", job_rank(r), ": ",
-                       r == rank() ? call.bare_text() : others.at(r));
+      calls += str_cat("; rank ", job_rank(r), ": ", r == rank() ? call.bare_text() : others.at(r));
   }
   if (differ && !call.point_to_point())
     return str_cat("ranks disagree", calls,
