@@ -103,14 +103,19 @@ MeetingPoint MeetingPoint::of(const Environment& env, Milliseconds timeout) {
 }
 
 std::string MeetingPoint::missing_text(const std::vector<int>& missing) const {
+  return dist::missing_text(size, missing, timeout, str_cat("meeting on this host: ", where));
+}
+
+std::string missing_text(int size, const std::vector<int>& missing, Milliseconds within,
+                         std::string_view where) {
   std::string ranks;
   for (size_t i = 0; i < missing.size() && i < 16; ++i) ranks += str_cat(i ? ", " : "", missing[i]);
   if (missing.size() > 16) ranks += ", ...";
-  return str_cat(
-      size - static_cast<int>(missing.size()), "/", size, " ranks joined within ",
-      static_cast<double>(timeout.count()) / 1000, " s: ", missing.size() > 1 ? "ranks " : "rank ",
-      ranks, missing.size() > 1 ? " are" : " is", " missing; did you start ",
-      missing.size() > 1 ? "them" : "it", " with srun? (meeting on this host: ", where, ")");
+  const bool many = missing.size() > 1;
+  return str_cat(size - static_cast<int>(missing.size()), "/", size, " ranks joined within ",
+                 static_cast<double>(within.count()) / 1000, " s: ", many ? "ranks " : "rank ",
+                 ranks, many ? " are" : " is", " missing; did you start ", many ? "them" : "it",
+                 " with srun? (", where, ")");
 }
 
 std::unique_ptr<Peers> join(const Environment& env, size_t bytes, Milliseconds timeout) {

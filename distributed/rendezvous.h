@@ -36,6 +36,10 @@ struct LOCKSTEP_API MeetingPoint {
   std::string missing_text(const std::vector<int>& missing) const;
 };
 
+/// "1/2 ranks joined within 1 s: rank 1 is missing; did you start it with srun? (WHERE)"
+std::string missing_text(int size, const std::vector<int>& missing, Milliseconds within,
+                         std::string_view where);
+
 /// Joins the other ranks and shares `bytes` bytes of zeroed memory with them. Throws DistError, on
 /// every rank that waits, when some are missing at the deadline; OutOfMemory on all when there is
 /// no such memory.

@@ -160,6 +160,18 @@ TEST_CASE("a batch script without srun is a group of one") {
   CHECK(read({{"SLURM_JOB_ID", "7"}, {"SLURM_NNODES", "2"}, {"SLURM_NTASKS", "8"}}).size == 1);
 }
 
+TEST_CASE("a run id is one that all hosts agree on, and the token and the host's id are read") {
+  const Environment pmi = read({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}, {"MPI_LOCALNRANKS", "2"}});
+  CHECK(!pmi.one_host);
+  CHECK(pmi.run_id.empty());
+  const Environment env = read({{"RANK", "1"},
+                                {"WORLD_SIZE", "2"},
+                                {"LOCKSTEP_TOKEN", "a secret"},
+                                {"LOCKSTEP_HOST_ID", "rack 7"}});
+  CHECK(env.token == "a secret");
+  CHECK(env.host_id == "rack 7");
+}
+
 TEST_CASE("half-set pairs name what is missing") {
   CHECK(contains(error_of({{"RANK", "0"}}), "WORLD_SIZE is not"));
   CHECK(contains(error_of({{"WORLD_SIZE", "2"}}), "RANK is not"));
