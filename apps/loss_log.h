@@ -10,27 +10,15 @@
 
 class LossLog {
  public:
-  /// An empty path: nothing is written, or communicated. A run that is resumed after `steps` steps
-  /// keeps the lines up to there.
-  LossLog(std::string path, lockstep::dist::Group group, int64_t steps)
-      : path_(std::move(path)), group_(std::move(group)) {
-    if (!path_.empty()) lockstep::dist::run_on_main(group_, [&] { open(steps); });
+  /// Rank 0 writes; an empty path: nobody. A run that is resumed after `steps` steps keeps the lines
+  /// up to there.
+  LossLog(std::string path, const lockstep::dist::Group& group, int64_t steps)
+      : path_(std::move(path)) {
+    if (!path_.empty()) lockstep::dist::run_on_main(group, [&] { open(steps); });
   }
 
-  /// A micro-batch of this rank.
-  void add(double mean_loss, int64_t samples) {
-    sum_ += mean_loss * static_cast<double>(samples);
-    samples_ += samples;
-  }
-  /// All that was added since the last step makes a line. A collective call.
-  void step(int64_t step) {
-    if (path_.empty()) return;
-    const lockstep::Tensor all =
-        lockstep::tensor<double>({sum_, static_cast<double>(samples_)});  // [2]
-    group_.all_reduce(all);
-    if (group_.is_main()) write(step, all[0].item<double>() / all[1].item<double>());
-    sum_ = 0;
-    samples_ = 0;
+  void step(int64_t step, double mean_loss) {
+    if (out_.is_open()) write(step, mean_loss);
   }
 
  private:
@@ -52,8 +40,5 @@ class LossLog {
   }
 
   std::string path_;
-  lockstep::dist::Group group_;
   std::ofstream out_;
-  double sum_ = 0;
-  int64_t samples_ = 0;
 };

@@ -63,6 +63,7 @@ void run(const Options& o) {
   if (keep && dist::load_checkpoint(o.checkpoint, state) && group.is_main())
     std::fprintf(stderr, "%s: going on after step %lld\n", o.checkpoint.c_str(),
                  static_cast<long long>(schedule.steps()));
+  dist::Accumulation window{net, group, {.steps = o.accumulation}};
   LossLog losses{o.log_loss, group, schedule.steps()};
 
   for (int64_t epoch = loader.state().epoch; epoch < o.epochs; ++epoch) {
@@ -73,28 +74,20 @@ void run(const Options& o) {
                             {.enabled = group.is_main(),
                              .samples_factor = static_cast<double>(group.size()),
                              .initial = done}};
-    int64_t i = 0;
+    int64_t left = batches;
     for (auto [x, y] : pass) {
-      const int64_t in_window = i % o.accumulation,
-                    window = std::min(o.accumulation, batches - (i - in_window));
-      const bool last = in_window + 1 == window;
-      const auto local = net.no_sync(!last);
-      if (in_window == 0) opt.zero_grad();
-      Tensor loss = cross_entropy(net(x.to(device)), y.to(device));
-      const double value = loss.item<double>();
-      LOCKSTEP_CHECK(std::isfinite(value), Error, "the loss is ", value, " at batch ", done + i,
-                     " of epoch ", epoch + 1, "; try a smaller --lr than ", o.lr);
-      (loss / static_cast<double>(window)).backward();
-      losses.add(value, x.size(0));
-      if (last) {
-        opt.step();
+      Tensor loss = cross_entropy(net(x.to(device)), y.to(device), {.reduction = Reduction::sum});
+      const double mean = loss.item<double>() / static_cast<double>(x.size(0));
+      LOCKSTEP_CHECK(std::isfinite(mean), Error, "the loss is ", mean, " in epoch ", epoch + 1,
+                     " after ", schedule.steps(), " steps; try a smaller --lr than ", o.lr);
+      window.backward(loss, x.size(0));
+      if (window.step(opt, --left == 0)) {
         schedule.step();
-        losses.step(schedule.steps());
+        losses.step(schedule.steps(), window.mean_loss());
         if (keep && o.checkpoint_every > 0 && schedule.steps() % o.checkpoint_every == 0)
           dist::save_checkpoint(o.checkpoint, state);
       }
-      progress.step(x.size(0), value);
-      ++i;
+      progress.step(x.size(0), mean);
     }
     progress.finish();
     if (keep) dist::save_checkpoint(o.checkpoint, state);
@@ -110,7 +103,6 @@ int main(int argc, char** argv) {
   try {
     run(options);
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "mnist: %s\n", e.what());
-    return 1;
+    return dist::report_failure("mnist", e);
   }
 }

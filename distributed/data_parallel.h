@@ -107,7 +107,7 @@ class DistributedDataParallel {
   template <class Body>
   void join(Body&& body, JoinOptions options = {}) {
     if (!reducer_) return body();
-    Joined scope(*reducer_, options);
+    Joined scope(*reducer_, *module_, options);
     body();
     scope.finish();
   }

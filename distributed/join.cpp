@@ -1,8 +1,17 @@
 #include <lockstep/distributed/join.h>
 
+#include <lockstep/nn/batch_norm.h>
+
 namespace lockstep::dist {
 
-Joined::Joined(Reducer& reducer, JoinOptions options) : reducer_(reducer) {
+Joined::Joined(Reducer& reducer, nn::Module& module, JoinOptions options) : reducer_(reducer) {
+  for (const auto& [name, part] : module.named_modules()) {
+    const auto* norm = dynamic_cast<const nn::BatchNorm*>(part);
+    LOCKSTEP_CHECK(
+        !norm || !norm->reduction, DistError, "DDP: join: ", name,
+        " is a synchronised batch norm, whose collectives a rank without inputs does not "
+        "make; train it with equally many batches on every rank");
+  }
   reducer_.set_join(options);
   // A rank that is done shadows DDP's traffic and no other: the peers would wait for it in vain.
   reducer_.users_group().forbid(

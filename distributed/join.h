@@ -4,12 +4,15 @@
 #pragma once
 
 #include <lockstep/distributed/reducer.h>
+#include <lockstep/nn/module.h>
 
 namespace lockstep::dist {
 
 class LOCKSTEP_API Joined {
  public:
-  Joined(Reducer& reducer, JoinOptions options);
+  /// Throws DistError when the module has a synchronised batch norm: a rank that is done makes none
+  /// of its collectives.
+  Joined(Reducer& reducer, nn::Module& module, JoinOptions options);
   /// Left without finish(), by an exception, it ends the others' work as well.
   ~Joined();
   Joined(const Joined&) = delete;

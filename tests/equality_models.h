@@ -26,9 +26,9 @@ struct Cnn : nn::Module {
   nn::Conv2d conv1{1, 4, 3}, conv2{4, 6, 3};
   nn::BatchNorm2d bn1{4}, bn2{6};
   nn::Linear fc{24, 4};
-  Tensor forward(Tensor x) {               // x: [B, 1, 10, 10]
-    x = relu(bn1(conv1(x)));               //    [B, 4, 8, 8]
-    x = max_pool2d(x, 2);                  //    [B, 4, 4, 4]
+  Tensor forward(Tensor x) {                    // x: [B, 1, 10, 10]
+    x = relu(bn1(conv1(x)));                    //    [B, 4, 8, 8]
+    x = max_pool2d(x, 2);                       //    [B, 4, 4, 4]
     return fc(tanh(bn2(conv2(x))).flatten(1));  // [B, 6, 2, 2], then [B, 4]
   }
   static Shape sample_shape() { return {1, 10, 10}; }
@@ -190,7 +190,8 @@ inline std::vector<Config> pairwise_configs(unsigned seed) {
     bool brings = false;
     for (int i = 0; i < 5; ++i)
       for (int j = 0; j < i; ++j) {
-        const std::vector<int> pair{i, j, mine[static_cast<size_t>(i)], mine[static_cast<size_t>(j)]};
+        const std::vector<int> pair{i, j, mine[static_cast<size_t>(i)],
+                                    mine[static_cast<size_t>(j)]};
         if (std::find(met.begin(), met.end(), pair) != met.end()) continue;
         met.push_back(pair);
         brings = true;

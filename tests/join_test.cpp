@@ -114,6 +114,16 @@ TEST_CASE("inside join another collective on the group is an error, and ends the
   CHECK_MESSAGE(has(all[0], "left join by an exception"), all[0]);
 }
 
+TEST_CASE("a synchronised batch norm inside join is an error on every rank") {
+  for (const std::string& text : texts(2, [](Group g) {
+         nn::Sequential model{nn::Linear{2, 3}, nn::BatchNorm1d{3}};
+         dist::convert_sync_batchnorm(model, g);
+         DistributedDataParallel net{model, g};
+         net.join([] {});
+       }))
+    CHECK_MESSAGE(has(text, "join: 1 is a synchronised batch norm"), text);
+}
+
 TEST_CASE("a rank that did not enter join is an error on both") {
   for (const std::string& text : texts(2, [](Group g) {
          DistributedDataParallel net{Scalar{}, g};
