@@ -198,10 +198,10 @@ TEST_CASE("output that nobody will read keeps no launcher from a signal") {
 
 TEST_CASE("signals that the launcher was started with ignored stay ignored") {
   const int file = ranks::new_file();
-  const pid_t pid = ranks::start(
-      {"sh", "-c",
-       "trap '' HUP; exec " + launcher() + " -n 2 sh -c 'echo ready; sleep 0.5; echo done'"},
-      file, {});
+  const pid_t pid = ranks::start({"sh", "-c",
+                                  "trap '' HUP; exec " + launcher() +
+                                      " --grace 0.1 -n 2 sh -c 'echo ready; sleep 0.5; echo done'"},
+                                 file, {});
   const double deadline = ranks::now() + 10 * ranks::kPatience;
   while (sorted_lines(ranks::read_all(file)) != "[0] ready\n[1] ready\n") {
     ranks::require(ranks::now() < deadline, "the ranks are not ready: " + ranks::read_all(file));
@@ -224,7 +224,10 @@ TEST_CASE("--max-restarts: all ranks start again, each time reported") {
   const Ended e = run_script(
       2,
       "echo attempt $LOCKSTEP_ATTEMPT/$TORCHELASTIC_RESTART_COUNT/$TORCHELASTIC_MAX_RESTARTS; "
-      "[ $LOCKSTEP_ATTEMPT = 2 ] && exit 0; [ $RANK = 1 ] && exit 3; exec sleep 60",
+      "[ $LOCKSTEP_ATTEMPT = 2 ] && exit 0; here=" +
+          folder.path().string() +
+          "/$LOCKSTEP_ATTEMPT; if [ $RANK = 0 ]; then touch $here; exec sleep 60; fi; "
+          "while [ ! -e $here ]; do sleep 0.01; done; exit 3",
       {"--max-restarts", "5", "--log-dir", folder / "logs"});
   CHECK(e.code == 0);
   CHECK(contains(e.output, "failed with exit code 3"));
