@@ -5,6 +5,8 @@
 // kind does is its Pattern.
 #pragma once
 
+#include <algorithm>
+
 #include <lockstep/distributed/operation.h>
 
 namespace lockstep::dist {

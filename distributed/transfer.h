@@ -4,6 +4,8 @@
 // through it; so the outbox is only ever held by a transfer that moves.
 #pragma once
 
+#include <algorithm>
+
 #include <lockstep/distributed/operation.h>
 
 namespace lockstep::dist {
