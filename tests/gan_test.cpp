@@ -20,7 +20,7 @@ struct Generator_ : nn::Module {
 };
 
 struct Critic : nn::Module {
-  nn::Conv2d conv{1, 5, 2};
+  nn::Conv2d conv{1, 5, 2, {.bias = false}};  // the norm behind it takes any bias away
   nn::BatchNorm2d bn{5};
   nn::Linear fc{5, 1};
   Tensor forward(Tensor x) {                             // x: [B, 1, 2, 2]
