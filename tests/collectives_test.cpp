@@ -483,7 +483,7 @@ TEST_CASE("a failing thread frees those that wait in a child group") {
 
 TEST_CASE("backends are found by name") {
   CHECK(contains(error_of<DistError>([] { init({.backend = "carrier-pigeon"}); }),
-                 "there are local, shm, single"));
+                 "there are gloo, local, shm, shm+gloo, single"));
   CHECK(contains(error_of<DistError>([] { init({.backend = "local"}); }), "run_local"));
   struct Own {
     static std::shared_ptr<ProcessGroup> make(const Environment& env, const InitOptions& options) {

@@ -121,9 +121,9 @@ TEST_CASE("mpirun, mpiexec and srun") {
   CHECK(ompi.run_id == "17");
 
   const Environment pmi = read(
-      {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "1"}});
+      {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}});
   CHECK(pmi.size == 2);
-  CHECK(!pmi.one_host);
+  CHECK(pmi.one_host);
   CHECK(!pmi.run_id.empty());
 
   const Environment srun = read({{"SLURM_PROCID", "2"},

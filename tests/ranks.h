@@ -127,7 +127,12 @@ inline Ended wait_for(pid_t pid, double deadline) {
   return e;
 }
 
-inline int new_file() { return memfd_create("output", MFD_CLOEXEC); }
+/// Several processes may write to it: each write goes to its end.
+inline int new_file() {
+  const int file = memfd_create("output", MFD_CLOEXEC);
+  fcntl(file, F_SETFL, O_APPEND);
+  return file;
+}
 
 inline int runs = 0;
 inline std::string run_id_of(int run) {
