@@ -115,7 +115,7 @@ TEST_CASE("mpirun, mpiexec and srun") {
       {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "1"}});
   CHECK(pmi.size == 2);
   CHECK(!pmi.one_host);
-  CHECK(!pmi.run_id.empty());
+  CHECK(!read({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "2"}}).run_id.empty());
 
   const Environment srun = read({{"SLURM_PROCID", "2"},
                                  {"SLURM_STEP_NUM_TASKS", "4"},
