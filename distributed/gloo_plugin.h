@@ -25,6 +25,29 @@ struct GlooSetup {
 /// the reason, or when the ranks do not meet.
 std::shared_ptr<ProcessGroup> make_gloo_group(GlooSetup setup);
 
+/// new_group's other half: the ranks outside wait until those inside have connected, so that nobody
+/// takes the store away from them; all hear of a failure. `make` makes the group.
+template <class Make>
+std::shared_ptr<ProcessGroup> make_together(const GlooSetup& setup, bool member, Make make) {
+  const auto key = [&](size_t i) { return str_cat(setup.name, "/made/", i); };
+  if (!member) {
+    std::vector<std::string> keys;
+    for (size_t i = 0; i < setup.ranks.size(); ++i) keys.push_back(key(i));
+    for (const std::string& error : setup.store->get_all(keys, setup.join_timeout))
+      LOCKSTEP_CHECK(error.empty(), DistError, "new_group: ", error);
+    return nullptr;
+  }
+  const auto mine = static_cast<size_t>(setup.rank);
+  try {
+    std::shared_ptr<ProcessGroup> group = make(setup);
+    setup.store->set(key(mine), "");
+    return group;
+  } catch (const Error& e) {
+    setup.store->set(key(mine), e.what());
+    throw;
+  }
+}
+
 /// What the plug-in exports under kGlooFactory. It takes the setup and returns a group.
 using GlooFactory = std::shared_ptr<ProcessGroup> (*)(GlooSetup&);
 inline constexpr const char* kGlooFactory = "lockstep_gloo_group";

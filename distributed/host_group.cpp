@@ -252,6 +252,37 @@ HostPlan HostGroup::plan(const Collective& call) {
   }
 }
 
+// Kinds that are made of others look like those to the transports. So the ranks compare what they
+// were asked for first: the largest and the least hash are everybody's, or somebody's is another.
+void HostGroup::compare(const Collective& call) {
+  uint64_t hash = 0xCBF29CE484222325;
+  for (const char c : call.text()) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
+  const auto mine = static_cast<int64_t>(hash >> 1);
+  const Tensor both = empty({2}, {.dtype = DType::i64});
+  both.data<int64_t>()[0] = mine;
+  both.data<int64_t>()[1] = -mine;
+  Collective asked{.kind = CollectiveKind::all_reduce,
+                   .reduce = ReduceOp::max,
+                   .inputs = {both},
+                   .outputs = {both},
+                   .options = call.options};
+  asked.options.label = str_cat("comparison of ", call.text());
+  HostPlan stages = plan_all_reduce(both, ReduceOp::max, asked.options);
+  stages.finish = [both, mine, text = call.text(), rank = rank()] {
+    const int64_t* seen = both.data<int64_t>();
+    LOCKSTEP_CHECK(seen[0] == mine && seen[1] == -mine, DistError, "ranks disagree: rank ", rank,
+                   " called ", text,
+                   ", another rank something else; all ranks must call the same "
+                   "collectives in the same order");
+  };
+  engine_->issue(std::make_shared<HostOperation>(engine_, std::move(stages), std::move(asked),
+                                                 sequence_, timeout_of(call)));
+}
+
+Milliseconds HostGroup::timeout_of(const Collective& call) const {
+  return call.options.timeout.count() > 0 ? call.options.timeout : parts_.timeout;
+}
+
 // ---- the group ----
 
 WorkPtr HostGroup::start(Collective call) {
@@ -264,11 +295,15 @@ WorkPtr HostGroup::start(Collective call) {
     return flat()->start(std::move(call));
   }
   HostPlan stages = plan(call);
-  const Milliseconds timeout =
-      call.options.timeout.count() > 0 ? call.options.timeout : parts_.timeout;
+  const bool composed = call.kind == CollectiveKind::reduce ||
+                        call.kind == CollectiveKind::reduce_scatter ||
+                        call.kind == CollectiveKind::gather || call.kind == CollectiveKind::scatter;
+  const Milliseconds timeout = timeout_of(call);
+  const Collective asked = call;
   auto operation = std::make_shared<HostOperation>(engine_, std::move(stages), std::move(call),
                                                    ++sequence_, timeout);
   check_usable(operation->text());
+  if (composed) compare(asked);
   engine_->issue(operation);
   return operation;
 }
@@ -303,10 +338,9 @@ std::shared_ptr<ProcessGroup> HostGroup::new_group(const std::vector<int>& ranks
                    "new_group: rank ", ranks[i], " is named twice");
     if (ranks[i] == rank()) mine = static_cast<int>(i);
   }
-  if (mine < 0) return nullptr;
   setup.ranks = ranks;
   setup.rank = mine;
-  return make_gloo_group(std::move(setup));
+  return make_together(setup, mine >= 0, make_gloo_group);
 }
 
 std::shared_ptr<ProcessGroup> HostGroup::child() {

@@ -86,7 +86,9 @@ class StoreServer::Loop {
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t n = ::write(wake_.get(), &one, sizeof one);
   }
-  void expect_readers(milliseconds at_most) { readers_time_ = at_most.count(); }
+  void expect_readers(milliseconds at_most) {
+    readers_time_ = std::max<int64_t>(readers_time_, at_most.count());
+  }
   std::string outward_address() {
     std::lock_guard lock(mutex_);
     return outward_;

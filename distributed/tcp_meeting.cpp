@@ -108,6 +108,8 @@ std::shared_ptr<Store> meet(const Environment& env, Milliseconds timeout) {
   }
   std::shared_ptr<Store> store(new Store(std::move(client)));
   store->join(std::max(Milliseconds(milliseconds_until(deadline)), Milliseconds(1)), timeout);
+  // The others may still be using it when rank 0 is done already.
+  store->expect_readers(std::chrono::seconds(3));
   return store;
 }
 

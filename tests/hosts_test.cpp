@@ -200,6 +200,34 @@ TEST_CASE("hosts, or ranks of a host, that disagree are told so") {
   }
 }
 
+TEST_CASE("rank: disagrees about kinds" * doctest::skip()) {
+  const Group g = join(std::chrono::seconds(3));
+  const bool odd = g.rank() == 3;
+  g.barrier();
+  const double begin = ranks::now();
+  std::string text;
+  switch (std::atoi(std::getenv("TEST_WHICH"))) {
+    case 0:
+      text = error_of([&] { g.reduce(ones({10}), odd ? 1 : 0); });
+      break;
+    case 1:
+      text = error_of([&] { odd ? g.all_reduce(ones({10})) : g.reduce(ones({10}), 0); });
+      break;
+    default:
+      text =
+          error_of([&] { odd ? (void)g.gather(ones({10}), 0) : (void)g.all_gather(ones({10})); });
+  }
+  expect(text, {"disagree"});
+  below(begin, 3, "a mismatch");
+}
+TEST_CASE("kinds that are made of others are told apart") {
+  for (const char* which : {"0", "1", "2"}) {
+    CAPTURE(which);
+    ALL_PASS(
+        run({0, 0, 1, 1}, "rank: disagrees about kinds", {.variables = {{"TEST_WHICH", which}}}));
+  }
+}
+
 TEST_CASE("rank: aborts" * doctest::skip()) {
   const Group g = join();
   g.barrier();

@@ -172,10 +172,9 @@ std::shared_ptr<ProcessGroup> GlooGroup::new_group(const std::vector<int>& ranks
     members.push_back(setup.ranks[static_cast<size_t>(ranks[i])]);
   }
   setup.name += str_cat(".", ++groups_);
-  if (mine < 0) return nullptr;
   setup.ranks = std::move(members);
   setup.rank = mine;
-  return make(std::move(setup));
+  return make_together(setup, mine >= 0, [this](const GlooSetup& s) { return make(s); });
 }
 
 void GlooGroup::abort(const std::string& text) {

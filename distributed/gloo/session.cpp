@@ -120,7 +120,11 @@ void Session::connect(Clock::time_point deadline) {
   }
   // A connection may be a stranger's, who came first: only who answers here is a rank.
   meet_all(context_, tag_of(setup_.name), left_until(deadline));
-  setup_.store->remove(key("address", rank()));
+  try {
+    setup_.store->remove(key("address", rank()));
+  } catch (const DistError&) {
+    // Rank 0 may have left already; then so has what was to be tidied up.
+  }
 }
 
 // ---- one call ----
