@@ -125,9 +125,9 @@ void late(const Group& g) {
     expect(error_of([&] { w->wait(Milliseconds(150)); }),
            {"send of f32 [3] to rank 1", "rank 1 did not arrive within 150 ms"});
   } else {
-    std::this_thread::sleep_for(std::chrono::milliseconds(700));
-    expect(error_of([&] { g.process_group().send(ones({3}), 0)->wait(); }),
-           {"rank 1 did not arrive"});
+    // Waits for something else until it hears of it.
+    expect(error_of([&] { g.barrier(); }), {"rank 1 did not arrive within 200 ms"});
+    expect(error_of([&] { child->barrier()->wait(); }), {"rank 1 did not arrive within 150 ms"});
   }
 }
 
