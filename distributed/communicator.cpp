@@ -87,10 +87,11 @@ WorkPtr Communicator::issue(Call call, Collective what) {
 bool Communicator::advance(std::vector<std::shared_ptr<Operation>>& finished) {
   if (operations_.empty()) return false;
   bool moved = false;
+  // Looked at first, acted on last: what was there before the poison still completes.
+  const bool poisoned = area_.poisoned();
   for (const auto& op : operations_) moved |= op->advance();
   if (moved) raise_others();
-  // What could complete has completed: only now does the poison count.
-  if (area_.poisoned())
+  if (poisoned)
     for (const auto& op : operations_)
       if (!op->over())
         op->fail(str_cat(op->named().text(), ": ", area_.poison_text(),
