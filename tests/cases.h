@@ -47,16 +47,16 @@ inline std::vector<std::string>& warnings() {
 /// Since the last call there was one warning on this rank at most, with this in it, and one somewhere.
 inline void one_warning(const Group& group, const std::string& part) {
   const auto mine = std::exchange(warnings(), {});
-  require(mine.size() <= 1,
-          str_cat(mine.size(), " warnings on one rank: ", mine.empty() ? "" : mine[1]));
-  require(mine.empty() || has(mine[0], part), mine.empty() ? "" : mine[0] + " lacks " + part);
+  for (const std::string& w : mine) {
+    require(mine.size() == 1, "more warnings than one on a rank: " + w);
+    require(has(w, part), "\"" + w + "\" lacks \"" + part + "\"");
+  }
   const Tensor n = f64(static_cast<double>(mine.size()));
   group.all_reduce(n);
-  require(n.item<double>() > 0, "nobody was warned of " + part);
+  require(n.item<double>() > 0, "nobody was warned: " + part);
 }
 inline void no_warning() {
-  const auto mine = std::exchange(warnings(), {});
-  require(mine.empty(), "a warning: " + (mine.empty() ? "" : mine[0]));
+  for (const std::string& w : std::exchange(warnings(), {})) require(false, "a warning: " + w);
 }
 
 /// f throws an Error with all these parts on this rank, and the group serves on after it.

@@ -245,7 +245,8 @@ void two_forwards_with_a_buffer(Group g) {
         const auto source = [&](int r) { return broadcast ? 0 : r; };  // of rank r's buffer
         for (int step = 0; step < 3; ++step) {
           net.zero_grad();
-          (net(fake) + net(real)).backward();
+          const Tensor first = net(fake), second = net(real);
+          (first + second).backward();
           const auto grad = module.lin.weight.grad().to_vector<double>();  // [2, 3]
           for (size_t j = 0; j < 2; ++j)
             for (size_t k = 0; k < 3; ++k)
@@ -289,8 +290,10 @@ void two_forwards_with_batch_norm(Group g) {
                      fake = randn({6, 3}, {.dtype = DType::f64});
         net.zero_grad();
         bare.zero_grad();
-        (net(real).square().mean() + (net(fake) * 3.0).sum()).backward();
-        (bare(real).square().mean() + (bare(fake) * 3.0).sum()).backward();
+        const Tensor first = net(real), second = net(fake);
+        (first.square().mean() + (second * 3.0).sum()).backward();
+        const Tensor bare_first = bare(real), bare_second = bare(fake);
+        (bare_first.square().mean() + (bare_second * 3.0).sum()).backward();
         const auto a = net.named_parameters(), b = bare.named_parameters();
         for (size_t i = 0; i < a.size(); ++i) {
           const Tensor want = b[i].second.grad().clone();
@@ -330,7 +333,8 @@ std::vector<Tensor> train_gan(const Group& g, DistributedDataParallelOptions opt
   Generator2 generator;
   Critic critic;
   generator.to(DType::f64), critic.to(DType::f64);
-  DistributedDataParallel maker{generator, g, options}, judge{critic, g, options};
+  DistributedDataParallel maker{generator, g, options};
+  DistributedDataParallel judge{critic, g, options};
   optim::Adam make{maker.parameters(), {.lr = 0.01}}, judging{judge.parameters(), {.lr = 0.01}};
   for (int step = 0; step < 3; ++step) {
     judging.zero_grad();
