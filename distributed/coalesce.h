@@ -21,7 +21,8 @@ void unpack(const Tensor& bytes, const NamedTensors& tensors);
 void unpack_fresh(const Tensor& bytes, const NamedTensors& tensors);
 
 /// Compares names, dtypes, shapes, strides, trainability and order of all entries across ranks. On
-/// a difference every rank throws a DistError with both counts and the first entry that differs.
+/// a difference every rank destroys the group and throws a DistError with both counts and the first
+/// entry that differs.
 /// `ignored` names entries that DDP leaves alone; these lists must agree as well.
 void verify_same_module(ProcessGroup& group, const NamedTensors& parameters,
                         const NamedTensors& buffers, const std::vector<std::string>& ignored);
