@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <future>
+#include <regex>
 
 #include <lockstep/distributed/registry.h>
 
@@ -32,6 +33,7 @@ struct Case {
   Milliseconds timeout = std::chrono::seconds(15);  // of the group
   bool threads = true;                              // false: a rank ends its process
   std::map<int, int> codes = {};                    // exit codes other than 0, by rank
+  bool silent = false;                              // processes print nothing
 };
 
 /// What the test file lists.
@@ -206,6 +208,8 @@ inline std::string on_processes(const Case& c, const std::string& backend) {
     const auto code = c.codes.find(e.rank);
     const bool as_expected = code != c.codes.end() && !e.hung && e.code == code->second;
     if (!as_expected) text += ranks::failures({e});
+    if (c.silent && std::regex_replace(e.output, std::regex("\\[doctest\\].*\n"), "") != "")
+      text += str_cat("rank ", e.rank, " printed: ", e.output);
   }
   return text;
 }
