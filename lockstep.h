@@ -7,11 +7,17 @@
 #include <lockstep/data/mnist.h>
 #include <lockstep/data/progress.h>
 #include <lockstep/data/sampler.h>
+#include <lockstep/data/subset.h>
 #include <lockstep/data/tensor_dataset.h>
 #include <lockstep/distributed/accumulation.h>
+#include <lockstep/distributed/checkpoint.h>
+#include <lockstep/distributed/comm_hooks.h>
 #include <lockstep/distributed/data_parallel.h>
+#include <lockstep/distributed/error_file.h>
 #include <lockstep/distributed/local.h>
 #include <lockstep/distributed/on_main.h>
+#include <lockstep/distributed/powersgd.h>
+#include <lockstep/distributed/sync_batch_norm.h>
 #include <lockstep/nn/nn.h>
 #include <lockstep/optim/optim.h>
 #include <lockstep/tensor/allocator.h>

@@ -3,16 +3,24 @@
 #include <cstdio>
 
 #include <lockstep/lockstep.h>
+
+#include "ddp_flags.h"
 using namespace lockstep;
 
 int main(int argc, char** argv) try {
-  const char* folder = argc > 1 ? argv[1] : "data/mnist";
-  auto group = dist::init();
+  std::string folder = "data/mnist";
+  DdpFlags ddp;
+  CLI::App app{"Trains a multilayer perceptron on MNIST."};
+  app.add_option("data", folder, "folder of the four MNIST files")->capture_default_str();
+  ddp.add_to(app);
+  parse_or_exit(app, argc, argv);
+
+  auto group = dist::init(ddp.init());
   data::Mnist train{folder, data::Split::train}, test{folder, data::Split::test};
   data::Loader loader{train, {.batch_size = 64, .shuffle = true, .workers = 1, .shard = group}};
 
   nn::Sequential mlp{nn::Flatten{}, nn::Linear{784, 128}, nn::ReLU{}, nn::Linear{128, 10}};
-  dist::DistributedDataParallel net{std::move(mlp), group};
+  dist::DistributedDataParallel net{std::move(mlp), group, ddp.options};
   optim::SGD opt{net.parameters(), {.lr = 0.05, .momentum = 0.9}};
 
   for (int epoch = 0; epoch < 3; ++epoch) {
@@ -38,6 +46,5 @@ int main(int argc, char** argv) try {
     std::printf("test accuracy %.2f %%\n",
                 100 * counts[0].item<double>() / counts[1].item<double>());
 } catch (const std::exception& e) {
-  std::fprintf(stderr, "mlp: %s\n", e.what());
-  return 1;
+  return dist::report_failure("mlp", e);
 }

@@ -3,11 +3,11 @@
 //   build/bin/mnist        build/bin/lockstep-run -n 2 build/bin/mnist --epochs 3
 #include <cmath>
 #include <cstdio>
-#include <string>
-
-#include <CLI/CLI.hpp>
 
 #include <lockstep/lockstep.h>
+
+#include "loss_log.h"
+#include "mnist_options.h"
 using namespace lockstep;
 
 struct Net : nn::Module {
@@ -21,47 +21,6 @@ struct Net : nn::Module {
   }
   LOCKSTEP_MODULE(Net, conv1, conv2, fc1, fc2)
 };
-
-struct Options {
-  int epochs = 3, threads = 0;
-  int64_t batch_size = 64, accumulation = 1;
-  double lr = 0.05;
-  uint64_t seed = 0;
-  std::string data = "data/mnist", save;
-};
-
-Options parse(int argc, char** argv) {
-  Options o;
-  CLI::App app{
-      "Trains a convolutional network on MNIST, on one process or on all that a launcher started."};
-  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.add_option("--epochs", o.epochs, "passes over the training set")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--batch-size,--batch_size", o.batch_size, "samples a step on each rank")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--lr", o.lr, "peak learning rate")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--seed", o.seed, "of initialisation and of the order of samples")
-      ->capture_default_str();
-  app.add_option("--data", o.data, "folder of the four MNIST files")->capture_default_str();
-  app.add_option("--save", o.save, "safetensors file for the trained model; not saved without");
-  app.add_option("--gradient-accumulation-steps,--gradient_accumulation_steps", o.accumulation,
-                 "batches whose gradients make one step")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--threads", o.threads,
-                 "threads a rank; the launcher's share of the processors by default")
-      ->check(CLI::PositiveNumber);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    std::exit(app.exit(e) == 0 ? 0 : 2);
-  }
-  return o;
-}
 
 template <class Net>
 double accuracy(Net& net, const data::Mnist& test, const dist::Group& group) {
@@ -82,28 +41,40 @@ double accuracy(Net& net, const data::Mnist& test, const dist::Group& group) {
 }
 
 void run(const Options& o) {
-  auto group = dist::init();
+  auto group = dist::init(o.ddp.init());
   auto device = Device::best(group.local_rank());
   if (o.threads > 0) set_num_threads(o.threads);
   manual_seed(o.seed);
 
-  data::Mnist train{o.data, data::Split::train}, test{o.data, data::Split::test};
+  data::Mnist all{o.data, data::Split::train}, test{o.data, data::Split::test};
+  data::Subset train{all, data::Range{0, o.train_samples > 0 ? o.train_samples : all.size()}};
   data::Loader loader{
       train,
       {.batch_size = o.batch_size, .shuffle = true, .workers = 1, .seed = o.seed, .shard = group}};
 
-  dist::DistributedDataParallel net{Net{}.to(device), group};
+  dist::DistributedDataParallel net{Net{}.to(device), group, o.ddp.options};
   optim::SGD opt{net.parameters(), {.lr = o.lr, .momentum = 0.9}};
-  const int64_t batches = loader.size(), windows = (batches + o.accumulation - 1) / o.accumulation;
-  optim::CosineAnnealingLR schedule{opt, {.T_max = o.epochs * windows}};
+  const int64_t steps_an_epoch = (loader.size() + o.accumulation - 1) / o.accumulation;
+  optim::CosineAnnealingLR schedule{opt, {.T_max = o.epochs * steps_an_epoch}};
 
-  for (int epoch = 0; epoch < o.epochs; ++epoch) {
-    data::Progress progress{
-        str_cat("epoch ", epoch + 1, "/", o.epochs),
-        batches,
-        {.enabled = group.is_main(), .samples_factor = static_cast<double>(group.size())}};
+  dist::Checkpoint state{
+      group, {{"model", net}, {"optimizer", opt}, {"schedule", schedule}, {"loader", loader}}};
+  const bool keep = !o.checkpoint.empty();
+  if (keep && dist::load_checkpoint(o.checkpoint, state) && group.is_main())
+    std::fprintf(stderr, "%s: going on after step %lld\n", o.checkpoint.c_str(),
+                 static_cast<long long>(schedule.steps()));
+  LossLog losses{o.log_loss, group, schedule.steps()};
+
+  for (int64_t epoch = loader.state().epoch; epoch < o.epochs; ++epoch) {
+    auto pass = loader.epoch(epoch);
+    const int64_t batches = pass.size(), done = loader.size() - batches;  // of a resumed epoch
+    data::Progress progress{str_cat("epoch ", epoch + 1, "/", o.epochs),
+                            loader.size(),
+                            {.enabled = group.is_main(),
+                             .samples_factor = static_cast<double>(group.size()),
+                             .initial = done}};
     int64_t i = 0;
-    for (auto [x, y] : loader.epoch(epoch)) {
+    for (auto [x, y] : pass) {
       const int64_t in_window = i % o.accumulation,
                     window = std::min(o.accumulation, batches - (i - in_window));
       const bool last = in_window + 1 == window;
@@ -111,17 +82,22 @@ void run(const Options& o) {
       if (in_window == 0) opt.zero_grad();
       Tensor loss = cross_entropy(net(x.to(device)), y.to(device));
       const double value = loss.item<double>();
-      LOCKSTEP_CHECK(std::isfinite(value), Error, "the loss is ", value, " at batch ", i,
+      LOCKSTEP_CHECK(std::isfinite(value), Error, "the loss is ", value, " at batch ", done + i,
                      " of epoch ", epoch + 1, "; try a smaller --lr than ", o.lr);
       (loss / static_cast<double>(window)).backward();
+      losses.add(value, x.size(0));
       if (last) {
         opt.step();
         schedule.step();
+        losses.step(schedule.steps());
+        if (keep && o.checkpoint_every > 0 && schedule.steps() % o.checkpoint_every == 0)
+          dist::save_checkpoint(o.checkpoint, state);
       }
       progress.step(x.size(0), value);
       ++i;
     }
     progress.finish();
+    if (keep) dist::save_checkpoint(o.checkpoint, state);
   }
 
   const double percent = accuracy(net, test, group);

@@ -2,10 +2,14 @@
 include(CMakePackageConfigHelpers)
 
 install(TARGETS lockstep EXPORT LockstepTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(LOCKSTEP_HAS_GLOO)
+  install(TARGETS lockstep_gloo LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 install(FILES lockstep.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep)
 foreach(floor ${LOCKSTEP_FLOORS})
   install(DIRECTORY ${floor}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep/${floor}
-    FILES_MATCHING PATTERN "*.h" PATTERN "cpu" EXCLUDE PATTERN "mnist" EXCLUDE)
+    FILES_MATCHING PATTERN "*.h" PATTERN "cpu" EXCLUDE PATTERN "mnist" EXCLUDE
+    PATTERN "gloo" EXCLUDE)
 endforeach()
 
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep)

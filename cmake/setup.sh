@@ -13,7 +13,10 @@ lockstep_needs=(
   "header:doctest/doctest.h | doctest-dev     | doctest-devel    | doctest         | doctest-devel"
   "header:eigen3/Eigen/Core | libeigen3-dev   | eigen3-devel     | eigen           | eigen3-devel"
   "header:oneapi/dnnl/dnnl.hpp | libdnnl-dev  | onednn-devel     | onednn          | onednn-devel"
+  "header:sodium.h      | libsodium-dev       | libsodium-devel  | libsodium       | libsodium-devel"
 )
+# What is nice to have: Debian's package, installed where that works.
+lockstep_wants=("header:gloo/context.h | libgloo-dev")  # the backend for several hosts
 
 lockstep_has() {  # command:NAME or header:NAME
   case $1 in
@@ -28,25 +31,36 @@ lockstep_has() {  # command:NAME or header:NAME
   esac
 }
 
+lockstep_may_install() {  # sets as_root
+  as_root=()
+  [ "$(id -u)" -eq 0 ] || as_root=(sudo -n)
+  command -v apt-get >/dev/null && "${as_root[@]}" true 2>/dev/null
+}
+
+lockstep_install() {  # PACKAGE ...
+  local quiet=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o=Dpkg::Use-Pty=0)
+  "${quiet[@]}" install -y --no-install-recommends "$@" >/dev/null 2>&1 ||
+    { "${quiet[@]}" update >/dev/null && "${quiet[@]}" install -y --no-install-recommends "$@" >/dev/null; }
+}
+
 lockstep_setup() {
-  local row what debian fedora arch suse missing=() names=("" "" "" "")
+  local row what debian fedora arch suse as_root names=("" "" "" "") count=0
+  for row in "${lockstep_wants[@]}"; do
+    IFS='|' read -r what debian <<<"${row// /}"
+    lockstep_has "$what" || ! lockstep_may_install || { echo "Installing $debian with apt-get, if there is one ..."; lockstep_install "$debian" 2>/dev/null || true; }
+  done
   for row in "${lockstep_needs[@]}"; do
     IFS='|' read -r what debian fedora arch suse <<<"${row// /}"
     lockstep_has "$what" && continue
-    missing+=("$what")
+    count=$((count + 1))
     names[0]+=" $debian" names[1]+=" $fedora" names[2]+=" $arch" names[3]+=" $suse"
   done
-  [ ${#missing[@]} -eq 0 ] && return 0
-  echo "Lockstep needs ${#missing[@]} more packages:${names[0]}"
-  local as_root=()
-  [ "$(id -u)" -eq 0 ] || as_root=(sudo -n)
-  if command -v apt-get >/dev/null && "${as_root[@]}" true 2>/dev/null; then
-    local quiet=(env DEBIAN_FRONTEND=noninteractive apt-get -qq -o=Dpkg::Use-Pty=0)
+  [ $count -eq 0 ] && return 0
+  echo "Lockstep needs $count more packages:${names[0]}"
+  if lockstep_may_install; then
     echo "Installing them with apt-get ..."
     # shellcheck disable=SC2086
-    "${as_root[@]}" "${quiet[@]}" install -y --no-install-recommends ${names[0]} >/dev/null 2>&1 ||
-      { "${as_root[@]}" "${quiet[@]}" update >/dev/null &&
-        "${as_root[@]}" "${quiet[@]}" install -y --no-install-recommends ${names[0]} >/dev/null; } && return 0
+    lockstep_install ${names[0]} && return 0
     echo "apt-get could not install them; see its message above." >&2
     return 1
   fi
@@ -57,6 +71,7 @@ lockstep_setup() {
     echo "  Arch:            pacman -S${names[2]}"
     echo "  openSUSE:        zypper install${names[3]}"
     echo "oneDNN may stay out: Eigen then serves, more slowly (cmake -DLOCKSTEP_ONEDNN=OFF)."
+    echo "Gloo (Debian: libgloo-dev) may be added: it serves ranks on several hosts."
   } >&2
   return 1
 }

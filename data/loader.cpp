@@ -191,6 +191,15 @@ std::shared_ptr<void> EpochRun::next() {
   return batch;
 }
 
+namespace {
+BatchPlan plan_of(const LoaderOptions& options, int64_t samples, LoaderState start) {
+  if (!options.sampler)
+    return BatchPlan(samples, options.batch_size, options.drop_last, options.shard, start.samples);
+  return BatchPlan(static_cast<int64_t>(options.sampler(start.epoch).size()), options.batch_size,
+                   options.drop_last, Shard{}, start.samples);
+}
+}  // namespace
+
 int64_t check_options(const LoaderOptions& options, int64_t samples) {
   LOCKSTEP_CHECK(options.workers >= 0, ValueError, "Loader: workers must not be negative, got ",
                  options.workers);
@@ -199,10 +208,36 @@ int64_t check_options(const LoaderOptions& options, int64_t samples) {
   LOCKSTEP_CHECK(
       !options.sampler || (!options.shuffle && options.shard.size == 1), ValueError,
       "Loader: a sampler decides the order and the rank's share; leave out shuffle and shard");
-  if (options.sampler) samples = static_cast<int64_t>(options.sampler(0).size());
-  return BatchPlan(samples, options.batch_size, options.drop_last,
-                   options.sampler ? Shard{} : options.shard)
-      .batches();
+  return plan_of(options, samples, {}).batches();
+}
+
+void check_resume(const LoaderOptions& options, int64_t samples, LoaderState state) {
+  LOCKSTEP_CHECK(state.epoch >= 0, ValueError, "Loader: epochs count from 0, got ", state.epoch);
+  plan_of(options, samples, state);
+}
+
+NamedTensors state_dict_of(const LoaderOptions& options, int64_t samples, LoaderState state) {
+  return {{"epoch", integer_entry(state.epoch)},
+          {"samples", integer_entry(state.samples)},
+          {"dataset_size", integer_entry(samples)},
+          {"seed", integer_entry(static_cast<int64_t>(options.seed))},
+          {"shuffle", integer_entry(options.shuffle)}};
+}
+
+LoaderState state_of(const LoaderOptions& options, int64_t samples, const NamedTensors& dict) {
+  StateReader in("Loader", dict);
+  const LoaderState state{.epoch = in.integer("epoch", 0), .samples = in.integer("samples", 0)};
+  for (const auto& [name, here] : state_dict_of(options, samples, state)) {
+    if (name == "epoch" || name == "samples") continue;
+    const int64_t then = in.integer(name);
+    LOCKSTEP_CHECK(then == here.item<int64_t>() || state.samples == 0, ValueError,
+                   "Loader: the state was saved in the middle of an epoch with ", name, " ", then,
+                   ", and here it is ", here.item<int64_t>(),
+                   ", so the rest of the epoch would be other samples; make them equal, or resume "
+                   "at the start of an epoch");
+  }
+  in.finish();
+  return state;
 }
 
 LoaderState take_start(std::optional<LoaderState>& resume, int64_t epoch) {

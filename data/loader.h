@@ -19,6 +19,7 @@
 #include <lockstep/data/dataset.h>
 #include <lockstep/data/sampler.h>
 #include <lockstep/data/shard.h>
+#include <lockstep/tensor/state_reader.h>
 
 namespace lockstep::data {
 
@@ -70,6 +71,13 @@ class LOCKSTEP_API EpochRun {
 
 /// ValueError for options that make no sense together; the number of batches of a whole epoch.
 LOCKSTEP_API int64_t check_options(const LoaderOptions& options, int64_t samples);
+/// ValueError for a state from which these options and samples cannot go on.
+LOCKSTEP_API void check_resume(const LoaderOptions& options, int64_t samples, LoaderState state);
+LOCKSTEP_API NamedTensors state_dict_of(const LoaderOptions& options, int64_t samples,
+                                        LoaderState state);
+/// The inverse; ValueError when the dict, made in mid-epoch, is of another order of samples.
+LOCKSTEP_API LoaderState state_of(const LoaderOptions& options, int64_t samples,
+                                  const NamedTensors& dict);
 /// Where `epoch` starts: at the state to resume, once, or at its beginning.
 LOCKSTEP_API LoaderState take_start(std::optional<LoaderState>& resume, int64_t epoch);
 
@@ -149,9 +157,20 @@ class Loader {
   /// next epoch.
   LoaderState state() const { return *state_; }
   /// Makes epoch(state.epoch) go on after state.samples; the loop over epochs starts there.
+  /// ValueError, and no change, when there is nothing to go on with: more samples than there are.
   void resume(LoaderState state) {
+    detail::check_resume(options_, dataset_->size(), state);
     resume_ = state;
+    if (state == LoaderState()) resume_.reset();
     *state_ = state;
+  }
+  /// The state as tensors, with what decides the order: seed, shuffle and the number of samples.
+  NamedTensors state_dict() const {
+    return detail::state_dict_of(options_, dataset_->size(), *state_);
+  }
+  /// resume(), once it is known that the order of samples is the same.
+  void load_state_dict(const NamedTensors& state) {
+    resume(detail::state_of(options_, dataset_->size(), state));
   }
 
  private:

@@ -136,7 +136,9 @@ void Progress::finish() {
 }
 
 void Progress::draw() {
-  const double fraction = steps_ > 0 ? static_cast<double>(done_) / static_cast<double>(steps_) : 1;
+  const int64_t all_done = options_.initial + done_;
+  const double fraction =
+      steps_ > 0 ? static_cast<double>(all_done) / static_cast<double>(steps_) : 1;
   if (terminal_) {
     // One column less: a full line would wrap on some terminals.
     const std::string line =
@@ -158,8 +160,8 @@ std::string Progress::text() const {
   text += detail::short_number(static_cast<double>(samples_) * options_.samples_factor /
                                std::max(seconds, 1e-9));
   text += " samples/s  ";
-  const double left = seconds * static_cast<double>(std::max<int64_t>(steps_ - done_, 0)) /
-                      static_cast<double>(done_);
+  const int64_t steps_left = std::max<int64_t>(steps_ - options_.initial - done_, 0);
+  const double left = seconds * static_cast<double>(steps_left) / static_cast<double>(done_);
   return text + detail::clock_text(left) + " left";
 }
 

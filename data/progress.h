@@ -23,6 +23,7 @@ struct ProgressOptions {
   std::FILE* out = stderr;    // a terminal is found out by isatty
   double line_seconds = 5;    // in a log: at most one line in so many seconds, and one at the end
   double samples_factor = 1;  // ranks, when step() is told of one rank's samples
+  int64_t initial = 0;        // steps of the whole that were done before, in a resumed run
 };
 
 class LOCKSTEP_API Progress {

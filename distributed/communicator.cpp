@@ -2,13 +2,25 @@
 #include <lockstep/distributed/communicator.h>
 
 #include <algorithm>
-#include <cstring>
+
+#include <lockstep/distributed/exchange.h>
 
 namespace lockstep::dist {
 
-Communicator::Communicator(std::shared_ptr<Engine> engine, SharedArea area, uint64_t id,
-                           Milliseconds timeout)
-    : engine_(std::move(engine)), area_(std::move(area)), id_(id), timeout_(timeout) {
+using std::memory_order_acquire;
+using std::memory_order_release;
+
+Communicator::Communicator(std::shared_ptr<Engine> engine, SharedArea area,
+                           std::vector<int> members, uint64_t id, Milliseconds timeout)
+    : engine_(std::move(engine)),
+      area_(std::move(area)),
+      members_(std::move(members)),
+      rank_(static_cast<int>(std::find(members_.begin(), members_.end(), engine_->peers().rank()) -
+                             members_.begin())),
+      id_(id),
+      timeout_(timeout),
+      sends_(members_.size()),
+      receives_(members_.size()) {
   std::lock_guard lock(engine_->mutex());
   engine_->enlist(this);
 }
@@ -24,32 +36,48 @@ void Communicator::refuse(std::string_view what) const {
                             "; last completed: ", last_completed_.text());
 }
 
-WorkPtr Communicator::issue(Call call, std::vector<Tensor> tensors, const Tensor& source,
-                            const std::vector<Tensor>& targets, const CollectiveOptions& options) {
+void Communicator::raise_others() const {
+  for (const int peer : members_)
+    if (peer != engine_->peers().rank()) raise(engine_->peers().seat(peer).event);
+}
+
+TransferCounts& Communicator::transfers(const Call& call) {
+  const bool sends = call.kind == CallKind::send;
+  return (sends ? sends_ : receives_)[static_cast<size_t>(call.root)];
+}
+
+bool Communicator::take_outbox(const Operation* sender) {
+  if (outbox_ && outbox_ != sender) return false;
+  outbox_ = sender;
+  return true;
+}
+
+// A tensor in memory that all ranks see is used where it lies, where its stream is one piece.
+void Communicator::place(Call& call, const Collective& what) {
+  allocations_.purge(size());
+  const Pattern& pattern = Pattern::of(call);
+  if (pattern.parts || !is_among(pattern.offers, rank_, call.root)) return;
+  const StridedBytes from(what.inputs[0]);
+  if (!from.dense()) return;
+  const size_t bytes = static_cast<size_t>(what.inputs[0].numel()) * size_of(call.dtype);
+  const Allocations::Place place = allocations_.find(from.data(), bytes, rank_);
+  call.allocation = place.id;
+  call.offset = place.offset;
+}
+
+WorkPtr Communicator::issue(Call call, Collective what) {
   std::shared_ptr<Operation> op;
   {
     std::lock_guard lock(engine_->mutex());
-    call.sequence = ++sequence_;
-    if (!usable()) refuse(NamedCall{call, options.label}.text());
-    allocations_.purge(size());
-    StridedBytes from;
-    if (source.defined()) {
-      from = StridedBytes(source);
-      const size_t bytes = static_cast<size_t>(source.numel()) * size_of(source.dtype());
-      if (from.dense()) {
-        const Allocations::Place place = allocations_.find(from.data(), bytes, rank());
-        call.allocation = place.id;
-        call.offset = place.offset;
-      }
+    const bool transfers_it = call.kind == CallKind::send || call.kind == CallKind::recv;
+    call.sequence = transfers_it ? ++transfers(call).called : ++sequence_;
+    if (!usable()) refuse(NamedCall{call, what.options.label}.text());
+    if (transfers_it) {
+      op = std::make_shared<Transfer>(shared_from_this(), call, std::move(what));
+    } else {
+      place(call, what);
+      op = std::make_shared<Exchange>(shared_from_this(), call, std::move(what));
     }
-    op = std::make_shared<Operation>(shared_from_this(), call, std::move(tensors), from,
-                                     targets,
-                                     options.timeout.count() > 0 ? options.timeout : timeout_,
-                                     options.label);
-    const size_t lane = call.sequence % kLanes;
-    op->set_bases(bases_[lane], reduce_bases_[lane]);
-    bases_[lane] += op->chunks();
-    if (call.kind == CallKind::all_reduce) reduce_bases_[lane] += op->chunks();
     operations_.push_back(op);
   }
   engine_->progress();
@@ -60,7 +88,7 @@ bool Communicator::advance(std::vector<std::shared_ptr<Operation>>& finished) {
   if (operations_.empty()) return false;
   bool moved = false;
   for (const auto& op : operations_) moved |= op->advance();
-  if (moved) engine_->peers().raise_others();
+  if (moved) raise_others();
   // What could complete has completed: only now does the poison count.
   if (area_.poisoned())
     for (const auto& op : operations_)
@@ -77,9 +105,29 @@ bool Communicator::advance(std::vector<std::shared_ptr<Operation>>& finished) {
 }
 
 std::string Communicator::absence(int rank) const {
-  if (rank == this->rank()) return {};
-  if (area_.gone(rank).load(std::memory_order_acquire)) return str_cat("rank ", rank, " has left");
-  return engine_->peers().lost(rank);
+  if (rank == rank_) return {};
+  const int peer = members_[static_cast<size_t>(rank)];
+  const std::string who =
+      peer == rank ? str_cat("rank ", rank)
+                   : str_cat("rank ", rank, " of this group, rank ", peer, " of the job,");
+  if (area_.gone(rank).load(memory_order_acquire)) return str_cat(who, " has left");
+  const std::string why = engine_->peers().lost(peer);
+  return why.empty() ? why : str_cat(who, " ", why);
+}
+
+std::string Communicator::standing(int rank) const {
+  uint64_t newest = 0;
+  for (uint64_t lane = 0; lane < kLanes; ++lane)
+    newest = std::max(newest, area_.mark(lane, rank).arrived.load(memory_order_acquire));
+  if (newest == 0) return str_cat("rank ", rank, " has called no collective yet");
+  // A call may be read while this rank has not left its lane. Afterwards the other may write the
+  // next one there, but what it called is what this rank called.
+  const bool left_here = area_.mark(newest, rank_).left.load(memory_order_acquire) >= newest;
+  const Call& call = area_.call(newest, left_here ? rank_ : rank);
+  const bool completed = area_.mark(newest, rank).left.load(memory_order_acquire) >= newest;
+  return str_cat(
+      "rank ", rank, completed ? " last completed " : " is in ",
+      call.sequence == newest ? NamedCall{call, {}}.text() : str_cat("sequence number ", newest));
 }
 
 void Communicator::inspect(Clock::time_point now) {
@@ -89,9 +137,9 @@ void Communicator::inspect(Clock::time_point now) {
       const std::string why = absence(r);
       // Asked again: a rank that completed the operation, and then left or died, is not needed any
       // more.
-      if (!why.empty() && op->needs(r)) return poison(why);
+      if (!why.empty() && op->needs(r)) return give_up(why);
     }
-    if (now >= op->deadline()) return poison(op->deadline_text());
+    if (now >= op->deadline()) return give_up(op->deadline_text());
   }
 }
 
@@ -102,12 +150,27 @@ Clock::time_point Communicator::earliest_deadline() const {
 }
 
 void Communicator::poison(const std::string& text) {
-  area_.poison(rank(), text);
-  engine_->peers().raise_others();
+  area_.poison(rank_, text);
+  raise_others();
+}
+
+void Communicator::give_up(const std::string& text) {
+  std::string notes;
+  for (int r = 0; r < size(); ++r) {
+    const std::string note = area_.note_of(r);
+    if (!note.empty()) notes += str_cat("; rank ", r, ": ", note);
+  }
+  poison(text + notes);
+}
+
+void Communicator::note(std::string_view text) const {
+  LOCKSTEP_CHECK(text.size() <= kNoteBytes, ValueError, "note: a note has at most ", kNoteBytes,
+                 " bytes, this one has ", text.size());
+  if (!destroyed_) area_.note(rank_, text);
 }
 
 void Communicator::abort(const std::string& text) {
-  poison(str_cat("aborted by rank ", rank(), ": ", text));
+  poison(str_cat("aborted by rank ", rank_, ": ", text));
   engine_->progress();
 }
 
@@ -122,96 +185,8 @@ void Communicator::destroy() noexcept {
     // Nothing is left to tell it to: an operation's own error stays in its Work.
   }
   destroyed_ = true;
-  area_.gone(rank()).store(1, std::memory_order_release);
-  engine_->peers().raise_others();
-}
-
-std::shared_ptr<Segment> Communicator::share(size_t bytes, std::string_view what) {
-  std::shared_ptr<Segment> segment;
-  std::exception_ptr mine;
-  try {
-    segment = engine_->peers().share(id_ ^ (++shares_ << 48), bytes);
-  } catch (const Error&) {
-    mine = std::current_exception();
-  }
-  // All ranks have it, or none: agree before anybody uses it.
-  int32_t have = segment ? 1 : 0;
-  const Tensor flag = from_blob(&have, {1}, {.dtype = DType::i32});
-  issue({.kind = CallKind::all_reduce,
-         .reduce = ReduceOp::min,
-         .dtype = DType::i32,
-         .dims = 1,
-         .shape = {1}},
-        {flag}, flag, {flag}, {.label = std::string(what)})
-      ->wait();
-  if (mine) std::rethrow_exception(mine);
-  LOCKSTEP_CHECK(have, OutOfMemory, what, ": another rank could not get the ", bytes,
-                 " bytes of shared memory");
-  return segment;
-}
-
-std::shared_ptr<Communicator> Communicator::child() {
-  issue({.kind = CallKind::child}, {}, {}, {}, {})->wait();
-  const uint64_t id =
-      (id_ + ++children_) * 0x9E3779B97F4A7C15u;  // the same on all ranks, and its own
-  return std::make_shared<Communicator>(
-      engine_, SharedArea(share(SharedArea::bytes_for(size()), "child"), 0, size()), id, timeout_);
-}
-
-Ref<Storage> Communicator::allocate(size_t bytes) {
-  issue({.kind = CallKind::allocate, .dims = 1, .shape = {static_cast<int64_t>(bytes)}}, {}, {}, {},
-        {})
-      ->wait();
-  std::shared_ptr<Segment> segment = share(Allocations::segment_bytes(bytes, size()), "allocate");
-  std::lock_guard lock(engine_->mutex());
-  return allocations_.add(std::move(segment), bytes, rank(), size());
-}
-
-void Communicator::post(uint64_t epoch, std::span<const std::byte> record) {
-  LOCKSTEP_CHECK(record.size() <= kRecordBytes, ValueError, "post: a record has at most ",
-                 kRecordBytes, " bytes, this one has ", record.size());
-  LOCKSTEP_CHECK(posted_ == 0 || (epoch == posted_ && collected_ == posted_), ValueError,
-                 "post: epochs grow by one, and each is collected before the next is posted; got ",
-                 epoch, " after ", posted_ - 1);
-  if (!usable()) refuse("post");
-  Record& mine = area_.record(epoch, rank());
-  mine.bytes = record.size();
-  if (!record.empty()) std::memcpy(mine.data, record.data(), record.size());
-  mine.epoch.store(epoch + 1, std::memory_order_release);
-  posted_ = epoch + 1;
-  engine_->peers().raise_others();
-}
-
-std::vector<std::vector<std::byte>> Communicator::collect(uint64_t epoch) {
-  LOCKSTEP_CHECK(posted_ == epoch + 1, ValueError, "collect: epoch ", epoch,
-                 " was not posted here before");
-  const auto missing = [&] {
-    for (int r = 0; r < size(); ++r)
-      if (area_.record(epoch, r).epoch.load(std::memory_order_acquire) != epoch + 1) return r;
-    return -1;
-  };
-  const Clock::time_point deadline = Clock::now() + timeout_;
-  engine_->wait([&] { return missing() < 0; },
-                [&] {
-                  for (int r = 0; r < size(); ++r) {
-                    const std::string why = absence(r);
-                    if (!why.empty() &&
-                        area_.record(epoch, r).epoch.load(std::memory_order_acquire) != epoch + 1)
-                      poison(why);
-                  }
-                  const int late = missing();
-                  if (late >= 0 && Clock::now() >= deadline)
-                    poison(str_cat("rank ", late, " did not post its record of epoch ", epoch,
-                                   " within ", timeout_.count(), " ms"));
-                  if (late >= 0 && !usable()) refuse(str_cat("collect of epoch ", epoch));
-                });
-  std::vector<std::vector<std::byte>> records;
-  for (int r = 0; r < size(); ++r) {
-    const Record& theirs = area_.record(epoch, r);
-    records.emplace_back(theirs.data, theirs.data + theirs.bytes);
-  }
-  collected_ = epoch + 1;
-  return records;
+  area_.gone(rank_).store(1, memory_order_release);
+  raise_others();
 }
 
 }  // namespace lockstep::dist

@@ -115,20 +115,22 @@ Environment read_environment(const GetVariable& get) {
   env.master_addr = read.first_of({"MASTER_ADDR"});
   env.master_port = read.first_of({"MASTER_PORT"});
   if (!by) return env;
+  env.token = read.first_of({"LOCKSTEP_TOKEN"});
+  env.host_id = read.first_of({"LOCKSTEP_HOST_ID"});
   if (by->rank == std::string_view("RANK") && !read.text("TORCHELASTIC_RUN_ID"))
     env.launcher = "RANK and WORLD_SIZE";
   env.run_id = read.first_of(
       {"LOCKSTEP_RUN_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"});
   if (by->size == std::string_view("SLURM_STEP_NUM_TASKS"))
     env.run_id = str_cat(read.first_of({"SLURM_JOB_ID"}), ".", read.first_of({"SLURM_STEP_ID"}));
-  else if (by->size == std::string_view("PMI_SIZE") && env.run_id.empty())
-    env.run_id = str_cat("mpiexec-", getppid());  // one proxy starts all ranks of a host
   for (const char* name : {"LOCKSTEP_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"})
     if (const auto n = read.number(name)) {
       env.attempt = *n;
       break;
     }
   read_host(*by, read, env);
+  if (by->size == std::string_view("PMI_SIZE") && env.run_id.empty() && env.one_host)
+    env.run_id = str_cat("mpiexec-", getppid());  // one proxy starts all ranks of a host
   return env;
 }
 

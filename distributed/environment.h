@@ -16,7 +16,9 @@ struct Environment {
   bool one_host = true;  // all ranks are on this host
   std::string run_id;    // tells jobs of one user apart; may be empty
   std::string master_addr, master_port;
-  int attempt = 0;  // grows when the launcher restarts the job
+  int attempt = 0;      // grows when the launcher restarts the job
+  std::string token;    // the job's secret, which lets a process in over TCP; may be empty
+  std::string host_id;  // LOCKSTEP_HOST_ID: ranks of one value are taken for ranks of one host
 };
 
 /// Returns a variable's value, or null.

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 
+#include <lockstep/distributed/error_file.h>
 #include <lockstep/distributed/log.h>
 #include <lockstep/distributed/registry.h>
 #include <lockstep/distributed/single_group.h>
@@ -54,6 +55,7 @@ std::optional<Group> Group::new_group(const std::vector<int>& ranks) const {
 }
 
 Group init(const InitOptions& options) {
+  record_errors();
   const bool again = this_thread.group && this_thread.group->size() > 1;
   LOCKSTEP_CHECK(
       !again, DistError, "init: this thread has a default group of ", this_thread.group->size(),

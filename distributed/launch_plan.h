@@ -1,4 +1,5 @@
-// What a launch will do, before it does anything: variables, run id, port.
+// What a launch will do, before it does anything: names, ports, the token, and each rank's
+// variables and processors.
 #pragma once
 
 #include <string>
@@ -8,19 +9,32 @@
 
 namespace lockstep::dist {
 
-/// How many processors this process may use.
-int processors();
+/// What is decided once for all attempts of a job.
+struct LaunchPlan {
+  std::string run_id;
+  std::string token;          // empty: the ranks inherit the user's, or have none
+  std::vector<Place> places;  // of each local rank
+};
 
-/// The variables that a rank is given, "NAME=value": Lockstep's own, torchrun's, and, unless the
-/// user set them, the numbers of threads: processors / ranks.
-std::vector<std::string> rank_variables(const LaunchOptions& options, int rank,
-                                        const std::string& run_id);
+/// Throws ValueError when options do not fit together; DistError without randomness.
+LaunchPlan make_plan(const LaunchOptions& options);
 
-/// A name for this launch that no other has.
-std::string make_run_id();
-/// A TCP port of the loopback that nobody listens on now.
-int free_port();
-/// One line per rank: its variables and the command, as a shell would take them.
-std::string plan_text(const LaunchOptions& options, const std::string& run_id);
+/// What one process is to be.
+struct RankPlan {
+  int rank = 0;                        // among all nodes' ranks
+  std::vector<std::string> variables;  // "NAME=value": Lockstep's own, torchrun's, and, unless the
+                                       // user set them, the numbers of threads
+  std::vector<int> processors;         // to be bound to; empty: not bound
+};
+
+/// The ranks of one attempt on this node. Takes a free port where the options name none.
+std::vector<RankPlan> plan_ranks(const LaunchOptions& options, const LaunchPlan& plan, int attempt);
+
+/// One line per rank: its variables and the command, as a shell would take them. The token is left
+/// out.
+std::string plan_text(const LaunchOptions& options, const std::vector<RankPlan>& ranks);
+
+/// Whether the user has given ranks a token in LOCKSTEP_TOKEN.
+bool user_has_token();
 
 }  // namespace lockstep::dist

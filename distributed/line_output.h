@@ -8,38 +8,36 @@
 #include <string_view>
 
 #include <lockstep/distributed/fd.h>
+#include <lockstep/distributed/outlet.h>
 
 namespace lockstep::dist {
 
 class LineOutput {
  public:
-  /// Reads from `pipe`; writes to the descriptor `to`, or nowhere if it is -1, and to `log` if it
-  /// is open.
-  LineOutput(Fd pipe, int to, std::string prefix, Fd log);
+  /// Reads from `pipe`; writes to `to`, or nowhere if it is null, and to `log` if it is open.
+  LineOutput(Fd pipe, Outlet* to, std::string prefix, Fd log);
 
   int pipe() const { return pipe_.get(); }
-  int to() const { return to_; }
+  /// Whether what it writes to has room.
+  bool has_room() const { return !to_ || !to_->congested(); }
   /// Takes one piece of what the pipe has. False at its end.
   bool pump();
-  /// Takes all that is there without waiting, and writes out an unfinished last line.
+  /// Takes what is there now, without waiting for more, and writes out an unfinished last line.
   void finish();
   /// The last lines, without prefix.
   const std::deque<std::string>& last_lines() const { return last_; }
 
  private:
   void take(std::string_view text);
+  void write_log(std::string_view text);
   void put(std::string_view line);
 
   Fd pipe_;
-  int to_;
+  Outlet* to_;
   std::string prefix_;
   Fd log_;
   std::string line_;  // without its end yet
   std::deque<std::string> last_;
 };
-
-/// Writes all of it, waiting where the descriptor would block; gives up silently when nobody reads
-/// any more.
-void write_all(int fd, std::string_view text);
 
 }  // namespace lockstep::dist

@@ -42,23 +42,27 @@ class LocalPeers final : public Peers {
     return hub_->ends[static_cast<size_t>(rank)];
   }
 
-  std::shared_ptr<Segment> share(uint64_t tag, size_t bytes) override {
-    if (rank() == 0) {
-      Hub::Share made{nullptr, {}, size() - 1};
+  std::shared_ptr<Segment> share(const std::vector<int>& members, uint64_t tag, size_t bytes,
+                                 Clock::time_point deadline) override {
+    const auto first = static_cast<size_t>(members[0]);
+    if (rank() == members[0]) {
+      Hub::Share made{nullptr, {}, static_cast<int>(members.size()) - 1};
       try {
         made.segment = Segment::plain(bytes);
       } catch (const OutOfMemory& e) {
         made.error = e.what();
       }
       std::lock_guard lock(hub_->mutex);
-      hub_->shares[tag] = made;
+      if (made.takers > 0) hub_->shares[tag] = made;
       hub_->shared.notify_all();
       return taken(made);
     }
     std::unique_lock lock(hub_->mutex);
-    hub_->shared.wait(lock, [&] { return hub_->shares.contains(tag) || !hub_->ends[0].empty(); });
+    hub_->shared.wait_until(
+        lock, deadline, [&] { return hub_->shares.contains(tag) || !hub_->ends[first].empty(); });
     const auto it = hub_->shares.find(tag);
-    LOCKSTEP_CHECK(it != hub_->shares.end(), DistError, "share: ", hub_->ends[0]);
+    LOCKSTEP_CHECK(it != hub_->shares.end(), DistError, "share: rank ", first, " ",
+                   hub_->ends[first].empty() ? "is late" : hub_->ends[first]);
     const Hub::Share mine = it->second;
     if (--it->second.takers == 0) hub_->shares.erase(it);
     return taken(mine);
@@ -90,7 +94,7 @@ void run_rank(std::unique_ptr<LocalPeers> peers, const std::function<void(Group)
   const int rank = peers->rank();
   LocalPeers& mine = *peers;
   const auto group = std::make_shared<SharedGroup>("local", std::move(peers), options.timeout);
-  std::string why = str_cat("rank ", rank, " has left");
+  std::string why = "has left";
   std::exception_ptr failure;
   try {
     set_default_group(group, rank);
@@ -99,14 +103,14 @@ void run_rank(std::unique_ptr<LocalPeers> peers, const std::function<void(Group)
     group->destroy();
   } catch (const std::exception& e) {
     failure = std::current_exception();
-    why = str_cat("rank ", rank, " failed: ", e.what());
+    why = str_cat("failed: ", e.what());
   } catch (...) {
     failure = std::current_exception();
-    why = str_cat("rank ", rank, " failed");
+    why = "failed";
   }
   mine.end(why, failure);
   set_default_group(nullptr, 0);
-  if (failure) group->abort(why);
+  if (failure) group->abort(str_cat("rank ", rank, " ", why));
 }
 
 }  // namespace

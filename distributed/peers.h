@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <lockstep/distributed/event.h>
 #include <lockstep/distributed/process_group.h>
@@ -43,12 +44,13 @@ class LOCKSTEP_API Peers {
   /// all sit.
   bool may_poll() const;
 
-  /// Why nothing can come from a rank any more ("rank 1 (pid 7) died: ..."); empty while it lives.
+  /// Why nothing can come from a rank any more ("(pid 7) died: ..."); empty while it lives.
   virtual std::string lost(int rank) = 0;
-  /// New memory of `bytes` bytes, the same on all ranks that call with this tag. All ranks have
-  /// agreed to call it before, so it waits for rank 0's share alone. Throws OutOfMemory on all
-  /// ranks if rank 0 has none.
-  virtual std::shared_ptr<Segment> share(uint64_t tag, size_t bytes) = 0;
+  /// New memory of `bytes` bytes, the same on all members that call with this tag. They have agreed
+  /// to call it before, so it waits for the first member alone, who hands it out. Throws
+  /// OutOfMemory on all of them if that one has none, DistError when it is lost or late.
+  virtual std::shared_ptr<Segment> share(const std::vector<int>& members, uint64_t tag,
+                                         size_t bytes, Clock::time_point deadline) = 0;
 
  private:
   int rank_, size_;

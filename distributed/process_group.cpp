@@ -24,19 +24,39 @@ const Tensor& Collective::model() const {
 }
 
 std::string Collective::text() const {
+  const bool bare = !model().defined();
+  return describe(kind, reduce, bare ? DType::u8 : model().dtype(),
+                  bare ? Shape() : model().shape(), root);
+}
+
+std::string describe(CollectiveKind kind, ReduceOp reduce, DType dtype, const Shape& shape,
+                     int root) {
   std::string text(name_of(kind));
   const bool reduces = kind == CollectiveKind::all_reduce || kind == CollectiveKind::reduce ||
                        kind == CollectiveKind::reduce_scatter;
   if (reduces) text += str_cat('(', name_of(reduce), ')');
   if (kind == CollectiveKind::barrier) return text;
-  text += str_cat(" of ", model().dtype());
-  if (kind != CollectiveKind::all_to_all) text += str_cat(' ', model().shape());
+  text += str_cat(" of ", dtype);
+  if (kind != CollectiveKind::all_to_all) text += str_cat(' ', shape);
   if (kind == CollectiveKind::send) text += str_cat(" to rank ", root);
   if (kind == CollectiveKind::recv) text += str_cat(" from rank ", root);
   if (kind == CollectiveKind::broadcast || kind == CollectiveKind::reduce ||
       kind == CollectiveKind::gather || kind == CollectiveKind::scatter)
     text += str_cat(", root ", root);
   return text;
+}
+
+void Work::then(std::function<void()> f) {
+  std::lock_guard lock(then_mutex_);
+  then_.push_back(std::move(f));
+  has_then_.store(true, std::memory_order_release);
+}
+
+void Work::run_then() {
+  if (!has_then_.load(std::memory_order_acquire)) return;
+  std::lock_guard lock(then_mutex_);
+  for (auto& f : std::exchange(then_, {})) f();
+  has_then_.store(false, std::memory_order_release);
 }
 
 namespace {
@@ -52,12 +72,10 @@ void check_count(CollectiveKind kind, std::string_view what, const std::vector<T
                  ": needs one ", what, " per rank, ", size, ", got ", tensors.size());
 }
 
-/// A tensor that will be written: saved copies of it notice.
-void prepare_output(CollectiveKind kind, const Tensor& t) {
+void check_writable(CollectiveKind kind, const Tensor& t) {
   LOCKSTEP_CHECK(!has_overlap(t), ValueError, name_of(kind),
                  ": cannot write a tensor whose elements share memory, shape ", t.shape(),
                  ", strides ", t.strides(), "; pass contiguous() of it");
-  t.storage().bump_version();
 }
 
 void check_alike(CollectiveKind kind, const Tensor& t, const Tensor& model, bool shapes) {
@@ -77,7 +95,10 @@ void check(const Collective& call) {
   const bool shapes = call.kind != CollectiveKind::all_to_all;
   for (const Tensor& t : call.inputs) check_alike(call.kind, t, call.model(), shapes);
   for (const Tensor& t : call.outputs) check_alike(call.kind, t, call.model(), shapes);
-  for (const Tensor& t : call.outputs) prepare_output(call.kind, t);
+  for (const Tensor& t : call.outputs) {
+    check_writable(call.kind, t);
+    t.storage().bump_version();  // saved copies notice
+  }
 }
 
 /// `whole` as one part per rank: [size, ...part], or size times as many rows as a part has.
@@ -168,6 +189,7 @@ WorkPtr ProcessGroup::all_gather(std::vector<Tensor> outputs, Tensor input,
 }
 
 WorkPtr ProcessGroup::all_gather(Tensor output, Tensor input, CollectiveOptions options) {
+  check_writable(CollectiveKind::all_gather, output);
   auto parts = parts_of(CollectiveKind::all_gather, "output", output, input, size());
   return all_gather(std::move(parts), std::move(input), std::move(options));
 }
@@ -230,6 +252,7 @@ WorkPtr ProcessGroup::all_to_all(std::vector<Tensor> outputs, std::vector<Tensor
 
 WorkPtr ProcessGroup::all_to_all(Tensor output, Tensor input, std::vector<int64_t> output_splits,
                                  std::vector<int64_t> input_splits, CollectiveOptions options) {
+  check_writable(CollectiveKind::all_to_all, output);
   auto outputs = split_rows("output", output, std::move(output_splits), size());
   auto inputs = split_rows("input", input, std::move(input_splits), size());
   return all_to_all(std::move(outputs), std::move(inputs), std::move(options));
@@ -258,6 +281,8 @@ Ref<Storage> ProcessGroup::allocate(size_t bytes) { return Storage::allocate(byt
 void ProcessGroup::note(std::string_view) {}
 
 void ProcessGroup::post(uint64_t epoch, std::span<const std::byte> record) {
+  LOCKSTEP_CHECK(record.size() <= kRecordBytes, ValueError, "post: a record has at most ",
+                 kRecordBytes, " bytes, this one has ", record.size());
   Tensor mine = empty({static_cast<int64_t>(record.size())}, {.dtype = DType::u8});
   if (!record.empty()) std::memcpy(mine.data_ptr(), record.data(), record.size());
   Tensor all = empty({size(), mine.shape()[0]}, {.dtype = DType::u8});  // [size, bytes]

@@ -4,12 +4,14 @@
 // drive, and whoever wraps a group wraps one function.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,8 +39,13 @@ enum class CollectiveKind : uint8_t {
   recv
 };
 LOCKSTEP_API std::string_view name_of(CollectiveKind kind);
+/// A call for messages: "all_reduce(sum) of f32 [10]", "broadcast of f32 [10], root 1".
+LOCKSTEP_API std::string describe(CollectiveKind kind, ReduceOp reduce, DType dtype,
+                                  const Shape& shape, int root);
 
 using Milliseconds = std::chrono::milliseconds;
+inline constexpr size_t kRecordBytes = 4096;  // of post()
+inline constexpr size_t kNoteBytes = 63;      // of note()
 
 struct CollectiveOptions {
   Milliseconds timeout{0};  // 0: the group's default (30 minutes)
@@ -93,15 +100,17 @@ class LOCKSTEP_API Work {
   virtual std::vector<Tensor> result() const = 0;
   /// Blocks the host until the result is there; the same as wait() on a CPU.
   void synchronize() { wait(); }
-  /// Runs f once on the thread that finds this work complete, before its wait() returns.
-  void then(std::function<void()> f) { then_.push_back(std::move(f)); }
+  /// Runs f once on the thread that finds this work complete, before anybody's wait() returns. Not
+  /// when it failed.
+  void then(std::function<void()> f);
 
  protected:
-  void run_then() {
-    for (auto& f : std::exchange(then_, {})) f();
-  }
+  /// Returns when all that then() left has run, here or on another thread.
+  void run_then();
 
  private:
+  std::atomic<bool> has_then_{false};
+  std::recursive_mutex then_mutex_;  // held while they run: f may ask its own work something
   std::vector<std::function<void()>> then_;
 };
 using WorkPtr = std::shared_ptr<Work>;
@@ -165,15 +174,16 @@ class LOCKSTEP_API ProcessGroup {
   /// Memory that all_reduce works on in place without a copy, where the backend has such. A
   /// collective call: equal bytes on every rank.
   virtual Ref<Storage> allocate(size_t bytes);
-  /// Publishes this rank's record for `epoch` (epochs grow by one; at most 4096 bytes, equally many
-  /// on every rank) ... Here by an all_gather.
+  /// Publishes this rank's record for `epoch` (epochs grow by one; at most kRecordBytes, equally
+  /// many on every rank) ... Here by an all_gather.
   virtual void post(uint64_t epoch, std::span<const std::byte> record);
   /// ... and returns all ranks' records of that epoch, by rank; waits for them under the group's
   /// deadline.
   virtual std::vector<std::vector<std::byte>> collect(uint64_t epoch);
   /// Whether post and collect cost no message.
   virtual bool records_are_free() const { return false; }
-  /// What errors on other ranks say of this one when they wait for it; at most 63 bytes, and cheap.
+  /// What errors on other ranks say of this one when they wait for it; at most kNoteBytes, and
+  /// cheap.
   virtual void note(std::string_view text);
   /// Moves outstanding operations on, without blocking.
   virtual void progress() {}

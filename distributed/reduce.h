@@ -1,5 +1,5 @@
-// The arithmetic of all_reduce: the same piece of every rank's buffer, combined in rank order, and
-// the result written into every one of them. So all ranks hold the same bits, whoever did the work.
+// The arithmetic of reductions: the same piece of every rank's buffer, combined in rank order, and
+// the result written wherever it is wanted. So all ranks hold the same bits, whoever did the work.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,10 @@ namespace lockstep::dist {
 /// sums of bools (max is "any", min is "all").
 void check_reducible(std::string_view collective, ReduceOp op, DType dtype);
 
-/// Combines `count` elements of each buffer (by rank) in place; all end up equal. NaN in gives NaN
-/// out.
-void reduce_everywhere(std::span<std::byte* const> buffers, size_t count, DType dtype, ReduceOp op);
+/// Combines `count` elements of the buffers `from` (by rank) into each of `to`, which are some of
+/// the same buffers, or all. f16 and bf16 are widened to f32, combined there and rounded once. NaN in
+/// gives NaN out.
+void reduce_into(std::span<std::byte* const> from, std::span<std::byte* const> to, size_t count,
+                 DType dtype, ReduceOp op);
 
 }  // namespace lockstep::dist

@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 
+#include <lockstep/distributed/host_meeting.h>
 #include <lockstep/distributed/rendezvous.h>
 #include <lockstep/distributed/shared_group.h>
 #include <lockstep/distributed/single_group.h>
@@ -21,7 +22,7 @@ std::shared_ptr<ProcessGroup> make_single(const Environment& env, const InitOpti
 std::shared_ptr<ProcessGroup> make_shm(const Environment& env, const InitOptions& options) {
   LOCKSTEP_CHECK(env.one_host, DistError, "init: backend shm serves ranks of one host, but ",
                  env.launcher, " started ", env.local_size, " of ", env.size,
-                 " ranks here; no backend across hosts is registered");
+                 " ranks here; backend shm+gloo serves several hosts");
   return std::make_shared<SharedGroup>(
       "shm", join(env, SharedGroup::bytes_for(env.size), options.join_timeout), options.timeout);
 }
@@ -32,8 +33,11 @@ std::shared_ptr<ProcessGroup> make_local(const Environment&, const InitOptions&)
 
 struct Registry {
   std::mutex mutex;
-  std::map<std::string, BackendFactory> factories{
-      {"single", make_single}, {"shm", make_shm}, {"local", make_local}};
+  std::map<std::string, BackendFactory> factories{{"single", make_single},
+                                                  {"shm", make_shm},
+                                                  {"local", make_local},
+                                                  {"gloo", make_flat_group},
+                                                  {"shm+gloo", make_host_group}};
 };
 Registry& registry() {
   static Registry* r = new Registry;  // outlives every static that might use it
@@ -57,7 +61,8 @@ std::vector<std::string> backends() {
 std::shared_ptr<ProcessGroup> make_group(const Environment& env, const InitOptions& options) {
   const std::string name = !options.backend.empty() ? options.backend
                            : env.size == 1          ? "single"
-                                                    : "shm";
+                           : env.one_host           ? "shm"
+                                                    : "shm+gloo";
   BackendFactory factory;
   {
     std::lock_guard lock(registry().mutex);

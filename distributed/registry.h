@@ -19,8 +19,8 @@ using BackendFactory = std::function<std::shared_ptr<ProcessGroup>(const Environ
 LOCKSTEP_API void register_backend(const std::string& name, BackendFactory factory);
 /// The names known now, sorted.
 LOCKSTEP_API std::vector<std::string> backends();
-/// The group for an environment: by the named backend or, without a name, "single" for one rank and
-/// "shm" for several on one host. Throws DistError for a name that is not registered.
+/// The group for an environment: by the named backend or, without a name, "single" for one rank,
+/// "shm" for several on one host, "shm+gloo" for several hosts. Throws DistError for a name that is not registered.
 LOCKSTEP_API std::shared_ptr<ProcessGroup> make_group(const Environment& env,
                                                       const InitOptions& options);
 

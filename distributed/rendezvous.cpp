@@ -4,7 +4,7 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include <mutex>
+#include <lockstep/distributed/mailbox.h>
 
 namespace lockstep::dist {
 
@@ -12,10 +12,11 @@ namespace {
 
 class ProcessPeers final : public Peers {
  public:
-  ProcessPeers(int rank, int size, Meeting meeting)
-      : Peers(rank, size, meeting.memory),
+  ProcessPeers(const MeetingPoint& point, Meeting meeting)
+      : Peers(point.rank, point.size, meeting.memory),
         meeting_(std::move(meeting)),
-        dead_(static_cast<size_t>(size)) {}
+        mailbox_(str_cat(point.name, "-", meeting_.number), point.rank),
+        dead_(static_cast<size_t>(point.size)) {}
 
   std::string lost(int rank) override {
     const auto r = static_cast<size_t>(rank);
@@ -24,7 +25,7 @@ class ProcessPeers final : public Peers {
       if (poll(&line, 1, 0) <= 0) return {};
       dead_[r] = true;
     }
-    return str_cat("rank ", rank, " (pid ", seat(rank).pid, ") died: its connection was closed");
+    return str_cat("(pid ", seat(rank).pid, ") died: its connection was closed");
   }
 
   // Nobody goes on before everybody has mapped the memory and sits. The visitors' side ...
@@ -34,6 +35,7 @@ class ProcessPeers final : public Peers {
     const Message answer = next_message(link, deadline, "rank 0");
     LOCKSTEP_CHECK(answer.kind != Message::out_of_memory, OutOfMemory, answer.text);
     LOCKSTEP_CHECK(answer.kind == Message::go, DistError, answer.text);
+    meeting_.links.clear();
   }
 
   // ... and the host's.
@@ -52,10 +54,14 @@ class ProcessPeers final : public Peers {
       if (link) send_message(link.get(), verdict);
     LOCKSTEP_CHECK(verdict.kind != Message::out_of_memory, OutOfMemory, verdict.text);
     LOCKSTEP_CHECK(verdict.kind == Message::go, DistError, verdict.text);
+    meeting_.links.clear();
   }
 
-  std::shared_ptr<Segment> share(uint64_t tag, size_t bytes) override {
-    return rank() == 0 ? hand_out(tag, bytes) : take(tag, bytes);
+  std::shared_ptr<Segment> share(const std::vector<int>& members, uint64_t tag, size_t bytes,
+                                 Clock::time_point deadline) override {
+    const auto gone = [this](int r) { return lost(r); };
+    return rank() == members[0] ? mailbox_.hand_out(members, tag, bytes, deadline, gone)
+                                : mailbox_.take(members[0], tag, bytes, deadline, gone);
   }
 
  private:
@@ -73,54 +79,9 @@ class ProcessPeers final : public Peers {
     }
   }
 
-  std::shared_ptr<Segment> hand_out(uint64_t tag, size_t bytes) {
-    Fd file;
-    Message message(Message::share);
-    try {
-      file = Segment::make_file(bytes);
-    } catch (const OutOfMemory& e) {
-      message = Message(Message::out_of_memory, e.what());
-    }
-    message.tag = tag;
-    message.bytes = bytes;
-    const int descriptor = file.get();
-    for (const Fd& link : meeting_.links)
-      if (link) send_message(link.get(), message, std::span(&descriptor, file ? 1 : 0));
-    LOCKSTEP_CHECK(file, OutOfMemory, message.text);
-    return Segment::map(file.get(), bytes);
-  }
-
-  std::shared_ptr<Segment> take(uint64_t tag, size_t bytes) {
-    for (;;) {
-      std::lock_guard lock(mutex_);
-      for (size_t i = 0; i < kept_.size(); ++i) {
-        if (kept_[i].message.tag != tag) continue;
-        const Kept mine = std::move(kept_[i]);
-        kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(i));
-        LOCKSTEP_CHECK(mine.message.kind == Message::share, OutOfMemory, mine.message.text);
-        return Segment::map(mine.file.get(), bytes);
-      }
-      const int link = meeting_.links[0].get();
-      readable(link, 200);
-      Message message;
-      std::vector<Fd> files;
-      const Received got = receive_message(link, message, files);
-      LOCKSTEP_CHECK(got != Received::closed, DistError, "share: ", lost(0));
-      // Another thread of this rank may be waiting for another communicator's memory: keep what is
-      // not ours.
-      if (got == Received::message)
-        kept_.push_back({message, files.empty() ? Fd() : std::move(files[0])});
-    }
-  }
-
-  struct Kept {
-    Message message;
-    Fd file;
-  };
   Meeting meeting_;
+  Mailbox mailbox_;
   std::vector<bool> dead_;
-  std::mutex mutex_;
-  std::vector<Kept> kept_;
 };
 
 std::string key_of(const Environment& env) {
@@ -142,14 +103,19 @@ MeetingPoint MeetingPoint::of(const Environment& env, Milliseconds timeout) {
 }
 
 std::string MeetingPoint::missing_text(const std::vector<int>& missing) const {
+  return dist::missing_text(size, missing, timeout, str_cat("meeting on this host: ", where));
+}
+
+std::string missing_text(int size, const std::vector<int>& missing, Milliseconds within,
+                         std::string_view where) {
   std::string ranks;
   for (size_t i = 0; i < missing.size() && i < 16; ++i) ranks += str_cat(i ? ", " : "", missing[i]);
   if (missing.size() > 16) ranks += ", ...";
-  return str_cat(
-      size - static_cast<int>(missing.size()), "/", size, " ranks joined within ",
-      static_cast<double>(timeout.count()) / 1000, " s: ", missing.size() > 1 ? "ranks " : "rank ",
-      ranks, missing.size() > 1 ? " are" : " is", " missing; did you start ",
-      missing.size() > 1 ? "them" : "it", " with srun? (meeting on this host: ", where, ")");
+  const bool many = missing.size() > 1;
+  return str_cat(size - static_cast<int>(missing.size()), "/", size, " ranks joined within ",
+                 static_cast<double>(within.count()) / 1000, " s: ", many ? "ranks " : "rank ",
+                 ranks, many ? " are" : " is", " missing; did you start ", many ? "them" : "it",
+                 " with srun? (", where, ")");
 }
 
 std::unique_ptr<Peers> join(const Environment& env, size_t bytes, Milliseconds timeout) {
@@ -158,7 +124,7 @@ std::unique_ptr<Peers> join(const Environment& env, size_t bytes, Milliseconds t
   const MeetingPoint point = MeetingPoint::of(env, timeout);
   const Clock::time_point deadline = Clock::now() + timeout + std::chrono::seconds(1);
   Meeting meeting = env.rank == 0 ? host_meeting(point, bytes) : visit_meeting(point);
-  auto peers = std::make_unique<ProcessPeers>(env.rank, env.size, std::move(meeting));
+  auto peers = std::make_unique<ProcessPeers>(point, std::move(meeting));
   peers->sit_down(getpid());
   if (env.rank == 0)
     peers->wait_for_all(deadline);

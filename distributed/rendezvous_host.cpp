@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <random>
 
 #include <lockstep/distributed/log.h>
 #include <lockstep/distributed/rendezvous.h>
@@ -171,6 +172,8 @@ Meeting Host::meet(size_t bytes) {
   guests_[0].life = Fd(line[0]);
   Meeting meeting;
   meeting.life = Fd(line[1]);
+  std::random_device random;
+  meeting.number = uint64_t{random()} << 32 | random();
   wait_for_guests();
 
   Fd file;
@@ -188,6 +191,7 @@ Meeting Host::meet(size_t bytes) {
       if (other != r) descriptors.push_back(guests_[static_cast<size_t>(other)].life.get());
     Message welcome(Message::welcome);
     welcome.bytes = bytes;
+    welcome.tag = meeting.number;
     send_message(guests_[static_cast<size_t>(r)].socket.get(), welcome, descriptors);
   }
   guests_[0].life.reset();

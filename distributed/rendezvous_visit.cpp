@@ -102,6 +102,7 @@ class Visitor {
   }
 
   void settle(const Message& welcome, std::vector<Fd> files) {
+    meeting_.number = welcome.tag;
     // The memory, then a life line for every rank but this one.
     const bool complete = files.size() == static_cast<size_t>(point_.size);
     try {

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -95,6 +96,11 @@ Fd Segment::make_file(size_t bytes) {
 }
 
 std::shared_ptr<Segment> Segment::map(int file, size_t bytes) {
+  struct stat about {};
+  const bool sound = fstat(file, &about) == 0 && about.st_size == static_cast<off_t>(bytes) &&
+                     (fcntl(file, F_GET_SEALS) & F_SEAL_SHRINK) != 0;
+  LOCKSTEP_CHECK(sound, DistError, "shared memory: was given a file that is not one of ", bytes,
+                 " bytes");
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   if (p == MAP_FAILED) out_of_memory(bytes, "cannot map", errno);
   madvise(p, bytes, MADV_DONTFORK);

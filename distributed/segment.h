@@ -17,7 +17,8 @@ class Segment {
   /// A memory file of `bytes` bytes whose pages are reserved now: lack of memory is an OutOfMemory
   /// here and never a SIGBUS later. Sealed, so that no holder can resize it.
   static Fd make_file(size_t bytes);
-  /// Maps such a file. The mapping is not inherited by forked children.
+  /// Maps such a file. The mapping is not inherited by forked children. Throws DistError for a file
+  /// that is not of this size or may shrink, whose holder could kill us.
   static std::shared_ptr<Segment> map(int file, size_t bytes);
 
   Segment(const Segment&) = delete;

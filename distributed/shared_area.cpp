@@ -1,4 +1,4 @@
-// SharedArea's layout, the texts of calls, and the poison mark.
+// SharedArea's layout, the notes and the poison mark.
 #include <lockstep/distributed/shared_area.h>
 
 #include <algorithm>
@@ -23,20 +23,48 @@ struct Cutter {
 SharedArea::SharedArea(std::shared_ptr<Segment> segment, size_t offset, int size)
     : segment_(std::move(segment)),
       size_(static_cast<size_t>(size)),
+      row_((size_ + 7) / 8 * 8),
       window_chunks_(std::clamp<uint64_t>(128 / size_, 2, kLongestWindow)) {
   Cutter cut{segment_ ? segment_->data() + offset : nullptr};
   head_ = cut.take<Head>(1);
   gone_ = cut.take<std::atomic<uint32_t>>(size_);
   texts_ = cut.take<Text>(size_);
+  notes_ = cut.take<Note>(size_);
   lanes_ = cut.take<Lane>(kLanes);
   marks_ = cut.take<Mark>(kLanes * size_);
   calls_ = cut.take<PostedCall>(kLanes * size_);
+  taken_ = cut.take<std::atomic<uint64_t>>(kLanes * size_ * row_);
+  gives_ = cut.take<int64_t>(kLanes * size_ * row_);
+  wants_ = cut.take<int64_t>(kLanes * size_ * row_);
   records_ = cut.take<Record>(2 * size_);
+  pairs_ = cut.take<Pair>(size_ * size_);
   windows_ = cut.take<std::byte>(kLanes * size_ * window_chunks_ * kChunkBytes);
+  outboxes_ = cut.take<std::byte>(size_ * window_chunks_ * kChunkBytes);
   bytes_ = cut.at;
 }
 
 size_t SharedArea::bytes_for(int size) { return SharedArea(nullptr, 0, size).bytes_; }
+
+void SharedArea::note(int rank, std::string_view text) const {
+  char padded[kNoteBytes + 1] = {};
+  text.copy(padded, kNoteBytes);
+  for (size_t i = 0; i < sizeof padded; i += sizeof(uint64_t)) {
+    uint64_t word;
+    std::memcpy(&word, padded + i, sizeof word);
+    notes_[rank].words[i / sizeof word].store(word, std::memory_order_relaxed);
+    if (i >= text.size()) break;  // the terminator is written
+  }
+}
+
+std::string SharedArea::note_of(int rank) const {
+  char padded[kNoteBytes + 1];
+  for (size_t i = 0; i < sizeof padded; i += sizeof(uint64_t)) {
+    const uint64_t word = notes_[rank].words[i / sizeof(uint64_t)].load(std::memory_order_relaxed);
+    std::memcpy(padded + i, &word, sizeof word);
+  }
+  padded[kNoteBytes] = '\0';
+  return padded;
+}
 
 void SharedArea::poison(int rank, const std::string& text) const {
   if (!poisoned()) {
@@ -52,24 +80,6 @@ void SharedArea::poison(int rank, const std::string& text) const {
 
 std::string SharedArea::poison_text() const {
   return texts_[head_->poisoned.load(std::memory_order_acquire) - 1].words;
-}
-
-bool Call::agrees_with(const Call& o) const {
-  return kind == o.kind && reduce == o.reduce && dtype == o.dtype && dims == o.dims &&
-         root == o.root && sequence == o.sequence && std::equal(shape, shape + dims, o.shape);
-}
-
-std::string Call::text() const {
-  constexpr std::string_view names[] = {"all_reduce", "broadcast", "all_gather",
-                                        "barrier",    "child",     "allocate"};
-  std::string text(names[static_cast<int>(kind)]);
-  if (kind == CallKind::all_reduce) text += str_cat("(", name_of(reduce), ")");
-  if (kind == CallKind::broadcast) text += str_cat(" from rank ", root);
-  if (kind == CallKind::allocate) text += str_cat(" of ", shape[0], " bytes");
-  if (kind <= CallKind::all_gather)
-    text += str_cat(" of ", dtype, " ",
-                    Shape(std::span<const int64_t>(shape, static_cast<size_t>(dims))));
-  return text;
 }
 
 }  // namespace lockstep::dist

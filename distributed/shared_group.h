@@ -1,5 +1,5 @@
 // SharedGroup: the ProcessGroup of ranks that share memory, processes ("shm") or threads ("local")
-// alike. It checks what the user passes; the work is the Communicator's.
+// alike. The work is the Communicator's.
 #pragma once
 
 #include <lockstep/distributed/peers.h>
@@ -30,6 +30,7 @@ class LOCKSTEP_API SharedGroup final : public ProcessGroup {
   void post(uint64_t epoch, std::span<const std::byte> record) override;
   std::vector<std::vector<std::byte>> collect(uint64_t epoch) override;
   bool records_are_free() const override { return true; }
+  void note(std::string_view text) override;
   void progress() override;
   void abort(const std::string& text) override;
   void destroy() override;

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include <lockstep/tensor/ops/batch_norm.h>
-
 namespace lockstep::nn {
 
 BatchNorm::BatchNorm(int64_t features, BatchNormOptions o) : num_features(features), options(o) {
@@ -24,7 +22,8 @@ std::string BatchNorm::extra_repr() const {
   return str_cat(num_features, ", eps=", options.eps,
                  ", momentum=", options.momentum ? str_cat(*options.momentum) : "None",
                  ", affine=", options.affine ? "True" : "False",
-                 ", track_running_stats=", options.track_running_stats ? "True" : "False");
+                 ", track_running_stats=", options.track_running_stats ? "True" : "False",
+                 reduction ? ", sync=True" : "");
 }
 std::string BatchNorm::brief() const { return str_cat(num_features); }
 
@@ -39,7 +38,7 @@ Tensor BatchNorm::normalize(const Tensor& x, std::initializer_list<int> dims) {
     if (!options.momentum) momentum = 1 / num_batches_tracked.item<double>();
   }
   return batch_norm(x, running_mean, running_var, weight, bias, is_training(), momentum,
-                    options.eps);
+                    options.eps, reduction);
 }
 
 }  // namespace lockstep::nn

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <lockstep/nn/module.h>
+#include <lockstep/tensor/ops/batch_norm.h>
 
 namespace lockstep::nn {
 
@@ -23,6 +24,9 @@ struct LOCKSTEP_API BatchNorm : Module {
   Buffer num_batches_tracked;        // 0-d, i64
   int64_t num_features;
   BatchNormOptions options;
+  /// Where a training batch is shared between ranks (see <lockstep/distributed/sync_batch_norm.h>);
+  /// null: it is this module's own. No part of the state; a clone shares it.
+  std::shared_ptr<BatchNormReduction> reduction = nullptr;
 
   explicit BatchNorm(int64_t num_features, BatchNormOptions options);
   std::string extra_repr() const override;
@@ -39,7 +43,7 @@ struct LOCKSTEP_API BatchNorm1d : BatchNorm {
       : BatchNorm(num_features, options) {}
   Tensor forward(const Tensor& x) { return normalize(x, {2, 3}); }
   LOCKSTEP_MODULE(BatchNorm1d, weight, bias, running_mean, running_var, num_batches_tracked,
-                  num_features, options)
+                  num_features, options, reduction)
 };
 
 /// x [N, C, H, W].
@@ -48,7 +52,7 @@ struct LOCKSTEP_API BatchNorm2d : BatchNorm {
       : BatchNorm(num_features, options) {}
   Tensor forward(const Tensor& x) { return normalize(x, {4}); }
   LOCKSTEP_MODULE(BatchNorm2d, weight, bias, running_mean, running_var, num_batches_tracked,
-                  num_features, options)
+                  num_features, options, reduction)
 };
 
 }  // namespace lockstep::nn

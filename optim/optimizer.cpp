@@ -76,6 +76,13 @@ void detail::check_option(bool ok, const char* optimizer, const char* rule, doub
 
 namespace {
 Tensor number(double value) { return scalar(value, {.dtype = DType::f64}); }
+
+// A number of a state that may come from a file.
+double number_of(const Tensor& t, const std::string& name) {
+  LOCKSTEP_CHECK(t.numel() == 1, ValueError, "load_state_dict: ", name,
+                 " must be one number, and has shape ", t.shape());
+  return t.item<double>();
+}
 }  // namespace
 
 NamedTensors Optimizer::state_dict() const {
@@ -118,7 +125,10 @@ void Optimizer::load_state_dict(const NamedTensors& state) {
     Param& p = params[i];
     const std::string prefix = str_cat("state.", i, ".");
     const Tensor step = take(prefix + "step");
-    p.steps = step.defined() ? step.item<int64_t>() : 0;
+    const double steps = step.defined() ? number_of(step, prefix + "step") : 0;
+    LOCKSTEP_CHECK(steps >= 0 && steps <= 0x1p53 && steps == std::floor(steps), ValueError,
+                   "load_state_dict: ", prefix, "step must be a count, and is ", steps);
+    p.steps = static_cast<int64_t>(steps);
     for (size_t s = 0; s < names.size(); ++s) {
       const Tensor t = take(prefix + names[s]);
       LOCKSTEP_CHECK(!t.defined() || t.shape() == p.tensor.shape(), ValueError,
@@ -134,10 +144,11 @@ void Optimizer::load_state_dict(const NamedTensors& state) {
     visit_options(g, [&](const char* name, double&) {
       const Tensor t = take(prefix + name);
       LOCKSTEP_CHECK(t.defined(), ValueError, "load_state_dict: ", prefix, name, " is missing");
-      options.push_back(t.item<double>());
+      options.push_back(number_of(t, prefix + name));
     });
     const Tensor t = take(prefix + "initial_lr");
-    initial.push_back(t.defined() ? t.item<double>() : std::numeric_limits<double>::quiet_NaN());
+    initial.push_back(t.defined() ? number_of(t, prefix + "initial_lr")
+                                  : std::numeric_limits<double>::quiet_NaN());
   }
   LOCKSTEP_CHECK(rest.empty(), ValueError, "load_state_dict: ", rest.begin()->first, " and ",
                  rest.size() - 1, " more belong to nothing here; this optimizer has ",

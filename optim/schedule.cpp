@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include <lockstep/tensor/state_reader.h>
+
 namespace lockstep::optim {
 
 LRScheduler::LRScheduler(Optimizer& optimizer, Formula formula)
@@ -18,6 +20,15 @@ void LRScheduler::set_steps(int64_t steps) {
   steps_ = steps;
   for (int g = 0; g < optimizer_->groups(); ++g)
     optimizer_->set_lr(g, formula_(optimizer_->initial_lr(g), steps));
+}
+
+NamedTensors LRScheduler::state_dict() const { return {{"steps", integer_entry(steps_)}}; }
+
+void LRScheduler::load_state_dict(const NamedTensors& state) {
+  StateReader in("schedule", state);
+  const int64_t steps = in.integer("steps", 0);
+  in.finish();
+  set_steps(steps);
 }
 
 namespace {

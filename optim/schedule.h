@@ -28,6 +28,10 @@ class LOCKSTEP_API LRScheduler {
   void step() { set_steps(steps_ + 1); }
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps);
+  /// The number of steps. Loading sets the rates as set_steps does, from the optimizer's initial
+  /// ones; ValueError, and no change, for anything else.
+  NamedTensors state_dict() const;
+  void load_state_dict(const NamedTensors& state);
   /// The group's rate now.
   double lr(int group = 0) const { return optimizer_->lr(group); }
   const Formula& formula() const { return formula_; }

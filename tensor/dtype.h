@@ -1,6 +1,5 @@
-// DType: what one element of a tensor is. f32 f64 i64 i32 u8 and bool compute; f16 and bf16 are
-// named here so that files and collectives can speak of them, and every op refuses them by name for
-// now.
+// DType: what one element of a tensor is. f32 f64 i64 i32 u8 and bool compute; f16 and bf16 are made,
+// stored, sent, copied and converted, and every op that computes refuses them by name for now.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +7,10 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include <lockstep/tensor/error.h>
+#include <lockstep/tensor/half.h>
 
 namespace lockstep {
 
@@ -47,6 +48,10 @@ constexpr DType dtype_of() {
     return DType::f32;
   else if constexpr (std::is_same_v<T, double>)
     return DType::f64;
+  else if constexpr (std::is_same_v<T, Half>)
+    return DType::f16;
+  else if constexpr (std::is_same_v<T, BFloat16>)
+    return DType::bf16;
   else if constexpr (std::is_same_v<T, int64_t>)
     return DType::i64;
   else if constexpr (std::is_same_v<T, int32_t>)
@@ -55,7 +60,7 @@ constexpr DType dtype_of() {
     return DType::u8;
   else {
     static_assert(std::is_same_v<T, bool>,
-                  "elements are float, double, int64_t, int32_t, uint8_t or bool");
+                  "elements are float, double, Half, BFloat16, int64_t, int32_t, uint8_t or bool");
     return DType::boolean;
   }
 }
@@ -99,6 +104,15 @@ decltype(auto) dispatch(std::string_view op, DType t, F&& f) {
     default:
       fail<DTypeError>(op, ": ", t, " has no kernels yet; convert with to(DType::f32)");
   }
+}
+
+/// The same for every dtype, Half and BFloat16 too: for what moves and converts elements, and leaves
+/// computing with them alone.
+template <class F>
+decltype(auto) dispatch_any(DType t, F&& f) {
+  if (t == DType::f16) return f(TypeTag<Half>());
+  if (t == DType::bf16) return f(TypeTag<BFloat16>());
+  return dispatch("dispatch_any", t, std::forward<F>(f));
 }
 
 /// The same for f32 and f64 only.

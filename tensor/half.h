@@ -1,11 +1,38 @@
 // Half and BFloat16: the two-byte floats as bits, with their conversions. They are stored and sent,
 // not computed with: kernels widen to float, compute, and round once, to nearest with ties to even.
+// static_cast goes between them and every arithmetic type; doubles and integers round once too.
 #pragma once
 
 #include <bit>
+#include <concepts>
 #include <cstdint>
+#include <type_traits>
 
 namespace lockstep {
+
+namespace detail {
+
+/// The float at or next to the value; where neither float beside it is exact, the one whose last
+/// bit is 1. Rounding that to fewer than 23 bits gives what rounding the value itself does (Boldo
+/// and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to
+/// odd", 2008).
+inline float round_to_odd(double value) {
+  const float nearest = static_cast<float>(value);
+  const uint32_t bits = std::bit_cast<uint32_t>(nearest);
+  if (nearest == value || value != value || (bits & 1) != 0) return nearest;
+  const bool below = (nearest < 0 ? -nearest : nearest) < (value < 0 ? -value : value);
+  return std::bit_cast<float>(below ? bits + 1 : bits - 1);
+}
+inline float round_to_odd(int64_t value) {
+  // So that a double is exact: the last 16 of more than 48 bits become one, odd if any is set.
+  if (value >> 48 != 0 && value >> 48 != -1)
+    value = (value & ~int64_t{0xFFFF}) | ((value & 0xFFFF) != 0 ? 0x10000 : 0);
+  return round_to_odd(static_cast<double>(value));
+}
+
+}  // namespace detail
+
+struct BFloat16;
 
 /// IEEE 754 binary16: 1 sign, 5 exponent, 10 fraction bits; largest 65504.
 struct Half {
@@ -13,7 +40,14 @@ struct Half {
 
   Half() = default;
   explicit Half(float value) : bits(round(std::bit_cast<uint32_t>(value))) {}
-  explicit operator float() const { return std::bit_cast<float>(widen(bits)); }
+  explicit Half(double value) : Half(detail::round_to_odd(value)) {}
+  template <std::integral T>
+  explicit Half(T value) : Half(detail::round_to_odd(static_cast<int64_t>(value))) {}
+  inline explicit Half(BFloat16 value);
+
+  template <class T>
+  requires std::is_arithmetic_v<T>
+  explicit operator T() const { return static_cast<T>(std::bit_cast<float>(widen(bits))); }
 
  private:
   static uint16_t round(uint32_t x) {
@@ -44,8 +78,15 @@ struct BFloat16 {
 
   BFloat16() = default;
   explicit BFloat16(float value) : bits(round(std::bit_cast<uint32_t>(value))) {}
-  explicit operator float() const {
-    return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+  explicit BFloat16(double value) : BFloat16(detail::round_to_odd(value)) {}
+  template <std::integral T>
+  explicit BFloat16(T value) : BFloat16(detail::round_to_odd(static_cast<int64_t>(value))) {}
+  explicit BFloat16(Half value) : BFloat16(static_cast<float>(value)) {}
+
+  template <class T>
+  requires std::is_arithmetic_v<T>
+  explicit operator T() const {
+    return static_cast<T>(std::bit_cast<float>(static_cast<uint32_t>(bits) << 16));
   }
 
  private:
@@ -54,5 +95,7 @@ struct BFloat16 {
     return static_cast<uint16_t>((x + 0x7FFF + (x >> 16 & 1)) >> 16);
   }
 };
+
+Half::Half(BFloat16 value) : Half(static_cast<float>(value)) {}
 
 }  // namespace lockstep

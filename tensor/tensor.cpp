@@ -47,8 +47,7 @@ template <class R>
 R only_element(const Tensor& t) {
   LOCKSTEP_CHECK(t.numel() == 1, ShapeError, "item: the tensor has shape ", t.shape(),
                  ", not one element");
-  return dispatch("item", t.dtype(),
-                  [&]<class T>(TypeTag<T>) { return static_cast<R>(*t.data<T>()); });
+  return dispatch_any(t.dtype(), [&]<class T>(TypeTag<T>) { return static_cast<R>(*t.data<T>()); });
 }
 }  // namespace
 
@@ -174,7 +173,7 @@ Tensor arange(int64_t start, int64_t stop, int64_t step, TensorOptions options) 
   LOCKSTEP_CHECK(step != 0, ValueError, "arange: step is 0");
   const int64_t n = std::max<int64_t>(0, (stop - start + step - (step > 0 ? 1 : -1)) / step);
   Tensor t = empty({n}, {.dtype = options.dtype});
-  dispatch("arange", options.dtype, [&]<class T>(TypeTag<T>) {
+  dispatch_any(options.dtype, [&]<class T>(TypeTag<T>) {
     for (int64_t i = 0; i < n; ++i) t.data<T>()[i] = static_cast<T>(start + i * step);
   });
   t = t.to(options.device);
@@ -239,7 +238,7 @@ void print_dim(std::string& text, const Tensor& t, int64_t edge) {
 std::string Tensor::to_string() const {
   if (!defined()) return "tensor(undefined)";
   std::string text = "tensor(";
-  if (device().is_cpu() && dtype() != DType::f16 && dtype() != DType::bf16) {
+  if (device().is_cpu()) {
     print_dim(text, detach(), numel() > 200 ? 3 : std::numeric_limits<int32_t>::max());
     text += ", ";
   }

@@ -217,7 +217,7 @@ auto operator<<(Stream& out, const Tensor& t) -> decltype(out << std::string()) 
 template <class T>
 void Tensor::read_into(std::vector<T>& values) const {
   const Tensor dense = detach().contiguous();
-  dispatch("to_vector", dtype(), [&]<class E>(TypeTag<E>) {
+  dispatch_any(dtype(), [&]<class E>(TypeTag<E>) {
     const E* p = dense.data<E>();
     for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(p[i]);
   });
@@ -252,9 +252,9 @@ Tensor tensor(const std::vector<T>& values, const Shape& shape, TensorOptions op
   LOCKSTEP_CHECK(shape.numel() == static_cast<int64_t>(values.size()), ShapeError,
                  "tensor: ", values.size(), " values do not fill shape ", shape);
   Tensor t = empty(shape, {.dtype = options.dtype, .device = {}});
-  dispatch("tensor", options.dtype, [&]<class E>(TypeTag<E>) {
+  dispatch_any(options.dtype, [&]<class E>(TypeTag<E>) {
     E* p = t.data<E>();
-    for (size_t i = 0; i < values.size(); ++i) p[i] = static_cast<E>(values[i]);
+    for (size_t i = 0; i < values.size(); ++i) p[i] = static_cast<E>(static_cast<T>(values[i]));
   });
   t = t.to(options.device);
   return options.requires_grad ? t.requires_grad_() : t;

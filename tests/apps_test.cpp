@@ -2,6 +2,7 @@
 // message each.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +11,7 @@
 
 #include <lockstep/tensor/safetensors.h>
 
+#include "../apps/ddp_flags.h"
 #include "equality.h"
 #include "ranks.h"
 #include "temporary_folder.h"
@@ -174,10 +176,244 @@ TEST_CASE("a failed save ends every rank with an error") {
   CHECK_MESSAGE(!has(e, "test accuracy"), e.output);
 }
 
+// ---- loss curves ----
+
+namespace {
+
+/// Lines of "step loss".
+std::vector<std::pair<int64_t, double>> curve(const fs::path& file) {
+  std::vector<std::pair<int64_t, double>> lines;
+  std::ifstream in(file);
+  int64_t step = 0;
+  for (double loss = 0; in >> step >> loss;) lines.emplace_back(step, loss);
+  CHECK(in.eof());
+  return lines;
+}
+
+}  // namespace
+
+TEST_CASE("the loss curves of one rank and of many micro-batches part only by rounding") {
+  const Data data;
+  std::vector<std::vector<std::pair<int64_t, double>>> curves;
+  struct Shape {
+    int ranks;
+    std::string batch, steps;
+  };
+  for (const Shape& s : {Shape{1, "64", "1"}, Shape{2, "8", "4"}, Shape{4, "4", "4"}}) {
+    const fs::path file = data.path() / "losses";
+    // 240 samples: three steps of 64 and one of 48, which is three micro-batches
+    const auto e = mnist(s.ranks, data.path(),
+                         {"--epochs", "2", "--train_samples", "240", "--batch_size", s.batch,
+                          "--gradient_accumulation_steps", s.steps, "--log-loss", file.string()});
+    REQUIRE_MESSAGE(e.code == 0, e.output);
+    curves.push_back(curve(file));
+  }
+  REQUIRE(curves[0].size() == 8);
+  CHECK(curves[0][0].second > 2);  // ten classes: ln 10 = 2.3
+  CHECK(curves[0][7].second < 1.5);
+  for (size_t c : {1, 2}) {
+    REQUIRE(curves[c].size() == 8);
+    for (size_t i = 0; i < 8; ++i) {
+      CHECK(curves[c][i].first == static_cast<int64_t>(i + 1));
+      CHECK(curves[c][i].second == doctest::Approx(curves[0][i].second).epsilon(2e-5));
+    }
+  }
+}
+
+// ---- checkpoints ----
+
+namespace {
+
+std::vector<std::string> training(const Data& data, const fs::path& folder) {
+  return {"--data",
+          data.path().string(),
+          "--threads",
+          "1",
+          "--epochs",
+          "2",
+          "--batch-size",
+          "4",
+          "--log_loss",
+          (folder / "losses").string(),
+          "--checkpoint_every",
+          "3",
+          "--checkpoint",
+          (folder / "run").string(),
+          "--save",
+          (folder / "model").string(),
+          "--gradient_accumulation_steps",
+          "2"};
+}
+
+struct Rank {
+  pid_t pid;
+  int file;
+};
+/// Two ranks without a launcher: when one dies nobody but the other notices.
+std::vector<Rank> start_ranks(const Data& data, const fs::path& folder) {
+  std::vector<std::string> command{kBin + "/mnist"};
+  for (const std::string& o : training(data, folder)) command.push_back(o);
+  const std::string run_id = ranks::next_run_id();
+  std::vector<Rank> started;
+  for (const std::string r : {"0", "1"}) {
+    const int file = ranks::new_file();
+    started.push_back({ranks::start(command, file,
+                                    {{"RANK", r},
+                                     {"WORLD_SIZE", "2"},
+                                     {"LOCAL_RANK", r},
+                                     {"LOCAL_WORLD_SIZE", "2"},
+                                     {"TORCHELASTIC_RUN_ID", run_id}}),
+                       file});
+  }
+  return started;
+}
+std::vector<ranks::Ended> wait_for(const std::vector<Rank>& started) {
+  std::vector<ranks::Ended> all;
+  for (const Rank& r : started) {
+    all.push_back(ranks::wait_for(r.pid, ranks::now() + 60 * ranks::kPatience));
+    all.back().output = ranks::read_all(r.file);
+    close(r.file);
+  }
+  return all;
+}
+size_t lines_of(const fs::path& file) {
+  const std::string text = get_file(file.string());
+  return static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
+}
+
+}  // namespace
+
+TEST_CASE("a rank killed in mid-training: started again, the run ends as if nothing had happened") {
+  const Data data;
+  const TemporaryFolder undisturbed;
+  CHECK(ranks::failures(wait_for(start_ranks(data, undisturbed.path()))) == "");
+  REQUIRE(lines_of(undisturbed / "losses") == 32);  // 256 samples by 2 x 2 x 4, twice
+
+  for (const auto& [killed, steps] : {std::pair{1, size_t{5}}, {0, size_t{19}}}) {
+    CAPTURE(killed);
+    const TemporaryFolder folder;
+    const auto first = start_ranks(data, folder.path());
+    const double deadline = ranks::now() + 60 * ranks::kPatience;
+    while (lines_of(folder / "losses") < steps && ranks::now() < deadline)
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    kill(first[static_cast<size_t>(killed)].pid, SIGKILL);
+    const auto ended = wait_for(first);
+    CHECK(ended[static_cast<size_t>(killed)].signal == SIGKILL);
+    const ranks::Ended& other = ended[static_cast<size_t>(1 - killed)];
+    CHECK_MESSAGE(other.code == 1, other.output);
+    CHECK_MESSAGE(!other.hung, other.output);
+    CHECK(!fs::exists(folder / "model"));
+
+    const auto again = wait_for(start_ranks(data, folder.path()));
+    CHECK_MESSAGE(ranks::failures(again) == "", again[0].output);
+    CHECK_MESSAGE(has(again[0], "/run: going on after step "), again[0].output);
+    CHECK(get_file(folder / "model") == get_file(undisturbed / "model"));
+    CHECK(get_file(folder / "losses") == get_file(undisturbed / "losses"));
+    CHECK(get_file(folder / "run") == get_file(undisturbed / "run"));
+  }
+}
+
+TEST_CASE("a finished run started again trains no further; one rank takes over from two") {
+  const Data data;
+  const TemporaryFolder folder;
+  const auto options = [&](const std::string& epochs, const std::string& batch) {
+    return std::vector<std::string>{"--epochs", epochs,          "--batch-size",
+                                    batch,      "--checkpoint",  folder / "run",
+                                    "--save",   folder / "model"};
+  };
+  REQUIRE(mnist(2, data.path(), options("1", "16")).code == 0);
+  const std::string model = get_file(folder / "model");
+  auto e = mnist(2, data.path(), options("1", "16"));
+  CHECK_MESSAGE(e.code == 0, e.output);
+  CHECK_MESSAGE(has(e, "going on after step 8"), e.output);
+  CHECK(get_file(folder / "model") == model);
+  e = mnist(1, data.path(), options("2", "32"));
+  CHECK_MESSAGE(e.code == 0, e.output);
+  CHECK_MESSAGE(has(e, "going on after step 8"), e.output);
+  CHECK_MESSAGE(has(e, "epoch 2/2"), e.output);
+  CHECK_MESSAGE(!has(e, "epoch 1/2"), e.output);
+  CHECK(get_file(folder / "model") != model);
+
+  put_file(folder / "run", "no checkpoint at all");
+  e = mnist(2, data.path(), options("2", "16"));
+  CHECK_MESSAGE(e.code == 1, e.output);
+  CHECK_MESSAGE(has(e, folder / "run"), e.output);
+  CHECK(get_file(folder / "run") == "no checkpoint at all");
+}
+
+// ---- flags ----
+
+TEST_CASE("the flags of distributed training, in both spellings") {
+  const auto parsed = [](std::vector<std::string> arguments) {
+    DdpFlags flags;
+    CLI::App app;
+    flags.add_to(app);
+    std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+    app.parse(arguments);
+    return flags;
+  };
+  const DdpFlags none = parsed({});
+  CHECK(none.init().backend.empty());
+  CHECK(none.init().timeout == std::chrono::minutes(30));
+  CHECK(none.options.bucket_cap_mb == 25);
+  CHECK(!none.options.find_unused_parameters);
+  CHECK(none.options.broadcast_buffers);
+
+  for (const bool hyphens : {false, true}) {
+    const auto spelled = [&](std::string name) {
+      if (hyphens) std::replace(name.begin() + 2, name.end(), '_', '-');
+      return name;
+    };
+    const DdpFlags all =
+        parsed({spelled("--ddp_backend"), "shm", spelled("--ddp_timeout"), "1.5",
+                spelled("--ddp_bucket_cap_mb"), "0.25", spelled("--ddp_find_unused_parameters"),
+                spelled("--ddp_broadcast_buffers"), "false"});
+    CHECK(all.init().backend == "shm");
+    CHECK(all.init().timeout == std::chrono::milliseconds(1500));
+    CHECK(all.options.bucket_cap_mb == 0.25);
+    CHECK(all.options.find_unused_parameters);
+    CHECK(!all.options.broadcast_buffers);
+    const std::string unused = spelled("--ddp_find_unused_parameters");
+    CHECK(parsed({unused, "true"}).options.find_unused_parameters);
+    CHECK(parsed({unused + "=true"}).options.find_unused_parameters);
+    CHECK(!parsed({unused, "false"}).options.find_unused_parameters);
+    CHECK(parsed({spelled("--ddp_broadcast_buffers")}).options.broadcast_buffers);
+    CHECK_THROWS_AS(parsed({unused, "perhaps"}), CLI::ParseError);
+    CHECK_THROWS_AS(parsed({spelled("--ddp_timeout"), "0"}), CLI::ParseError);
+    CHECK_THROWS_AS(parsed({spelled("--ddp_bucket_cap_mb"), "-1"}), CLI::ParseError);
+  }
+  CHECK(parsed({"--ddp_timeout", "1e300"}).init().timeout > std::chrono::hours(24 * 365));
+}
+
+TEST_CASE("the flags reach the group and the wrapper") {
+  const Data data;
+  const std::vector<std::string> brief{"--epochs",     "1", "--train_samples", "32",
+                                       "--batch-size", "8"};
+  auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), brief.begin(), brief.end());
+    return mnist(2, data.path(), more);
+  };
+  auto e = with({"--ddp_backend", "carrier-pigeon"});
+  CHECK_MESSAGE(e.code == 1, e.output);
+  CHECK_MESSAGE(has(e, "no backend is registered as \"carrier-pigeon\""), e.output);
+  e = with({"--ddp_find_unused_parameters", "--ddp_broadcast_buffers", "false",
+            "--ddp-bucket-cap-mb", "0.5", "--ddp_timeout", "60"});
+  CHECK_MESSAGE(e.code == 0, e.output);
+  e = run({kBin + "/lockstep-run", "-n", "2", kBin + "/mlp", data.path().string(), "--ddp_backend",
+           "shm", "--ddp_bucket_cap_mb", "1"});
+  CHECK_MESSAGE(e.code == 0, e.output);
+  CHECK_MESSAGE(has(e, "test accuracy"), e.output);
+  e = run({kBin + "/mlp", "--ddp_timeout", "soon"});
+  CHECK_MESSAGE(e.code == 2, e.output);
+}
+
 TEST_CASE("--help names every option") {
   const auto e = run({kBin + "/mnist", "--help"});
   CHECK(e.code == 0);
-  for (const char* option : {"--epochs", "--batch-size", "--lr", "--seed", "--data", "--save",
-                             "--gradient-accumulation-steps", "--threads"})
+  for (const char* option :
+       {"--epochs", "--batch-size", "--lr", "--seed", "--data", "--save",
+        "--gradient-accumulation-steps", "--threads", "--train-samples", "--checkpoint",
+        "--checkpoint-every", "--log-loss", "--ddp-backend", "--ddp-timeout", "--ddp-bucket-cap-mb",
+        "--ddp-find-unused-parameters", "--ddp-broadcast-buffers", "--ddp_broadcast_buffers"})
     CHECK_MESSAGE(has(e, option), option);
 }

@@ -78,7 +78,7 @@ void disagree(const Group& g, int which) {
       break;
     case 1:
       text = error_of([&] { first ? g.all_reduce(ones({10})) : g.broadcast(ones({10}), 1); });
-      expect(text, {"all_reduce(sum) of f32 [10]", "broadcast from rank 1 of f32 [10]"});
+      expect(text, {"all_reduce(sum) of f32 [10]", "broadcast of f32 [10], root 1"});
       break;
     case 2:
       text =
@@ -95,7 +95,7 @@ void disagree(const Group& g, int which) {
       break;
     default:
       text = error_of([&] { g.broadcast(ones({10}), first ? 0 : 1); });
-      expect(text, {"broadcast from rank 0", "broadcast from rank 1"});
+      expect(text, {"broadcast of f32 [10], root 0", "broadcast of f32 [10], root 1"});
   }
   expect(text, {"sequence number 2", "last completed: barrier, sequence number 1"});
   // Everything later fails at once with the same text, and the group can be destroyed.

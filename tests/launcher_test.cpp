@@ -1,113 +1,13 @@
-// lockstep-run, as its users meet it: exit codes, output, signals, and nothing left behind.
-#include <doctest/doctest.h>
-
+// lockstep-run, as its users meet it: exit codes, options, output, variables.
 #include <fcntl.h>
 #include <sys/ioctl.h>
 
-#include <regex>
-#include <sstream>
-
 #include <lockstep/distributed/group.h>
 
-#include "ranks.h"
+#include "launches.h"
+#include "temporary_folder.h"
 
-using ranks::Ended;
-
-namespace {
-
-std::string launcher() {
-  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe");
-  return self.parent_path().parent_path() / "lockstep-run";
-}
-
-std::vector<std::string> command_line(std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), launcher());
-  return arguments;
-}
-
-Ended run(std::vector<std::string> arguments,
-          const std::map<std::string, std::string>& variables = {}) {
-  const int file = ranks::new_file();
-  const pid_t pid = ranks::start(command_line(std::move(arguments)), file, variables);
-  Ended e = ranks::wait_for(pid, ranks::now() + 20 * ranks::kPatience);
-  e.output = ranks::read_all(file);
-  close(file);
-  CHECK(!e.hung);
-  return e;
-}
-
-// n ranks that each run a shell script.
-Ended run_script(int n, const std::string& script, std::vector<std::string> options = {}) {
-  options.insert(options.end(), {"-n", std::to_string(n), "sh", "-c", script});
-  return run(options);
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-std::string sorted_lines(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  std::sort(lines.begin(), lines.end());
-  std::string all;
-  for (const std::string& line : lines) all += line + "\n";
-  return all;
-}
-
-// Whether a process runs; a zombie that nobody reaps does not.
-bool runs(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string stat;
-  if (!std::getline(file, stat)) return false;
-  return stat.substr(stat.rfind(')') + 2, 1) != "Z";
-}
-
-bool all_end(const std::vector<pid_t>& pids, double seconds) {
-  const double deadline = ranks::now() + seconds * ranks::kPatience;
-  for (;;) {
-    bool any = false;
-    for (const pid_t pid : pids) any |= runs(pid);
-    if (!any || ranks::now() > deadline) return !any;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-}
-
-// A launcher that runs in the background, and the numbers that its ranks have printed so far.
-struct Background {
-  int file = ranks::new_file();
-  pid_t pid;
-
-  Background(int n, const std::string& script, std::vector<std::string> options = {}) {
-    options.insert(options.end(), {"-n", std::to_string(n), "sh", "-c", script});
-    pid = ranks::start(command_line(options), file, {});
-  }
-  ~Background() { close(file); }
-  std::string output() const { return ranks::read_all(file); }
-  void wait_until(const std::string& part, int times) const {
-    const double deadline = ranks::now() + 10 * ranks::kPatience;
-    for (;;) {
-      const std::string text = output();
-      int n = 0;
-      for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) ++n;
-      if (n >= times) return;
-      ranks::require(ranks::now() < deadline, "the ranks never said " + part + ": " + text);
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-  }
-  std::vector<pid_t> pids() const {
-    const std::string text = output();
-    const std::regex number("pid=([0-9]+)");
-    std::vector<pid_t> all;
-    for (std::sregex_iterator it(text.begin(), text.end(), number), end; it != end; ++it)
-      all.push_back(std::stoi((*it)[1]));
-    return all;
-  }
-  Ended wait() const { return ranks::wait_for(pid, ranks::now() + 15 * ranks::kPatience); }
-};
-
-}  // namespace
+using namespace launches;
 
 TEST_CASE("exit codes") {
   CHECK(run_script(2, "exit 0").code == 0);
@@ -125,6 +25,10 @@ TEST_CASE("usage errors") {
   CHECK(run({"--bogus", "true"}).code == 2);
   CHECK(run({"-n", "2", "--filter-ranks", "2", "true"}).code == 2);
   CHECK(run({"--master-port", "70000", "true"}).code == 2);
+  CHECK(run({"--bind", "everywhere", "true"}).code == 2);
+  CHECK(run({"--tee", "1", "true"}).code == 2);
+  CHECK(run({"--max-restarts", "-1", "true"}).code == 2);
+  CHECK(run({"--standalone", "--master-port", "1234", "true"}).code == 2);
   const Ended help = run({"--help"});
   CHECK(help.code == 0);
   CHECK(contains(help.output, "lockstep-run [options] program [arguments]"));
@@ -196,88 +100,144 @@ TEST_CASE("--dry-run starts nothing and prints a line per rank that a shell woul
   CHECK(contains(e.output, "touch '/nowhere/it'\\''s here'\n"));
 }
 
-TEST_CASE("--log-dir keeps each rank's output") {
-  const std::string folder =
-      std::filesystem::temp_directory_path() / ("launcher_test_" + std::to_string(getpid()));
-  CHECK(run_script(2, "echo out $RANK; echo err $RANK >&2", {"--log-dir", folder}).code == 0);
-  for (const std::string r : {"0", "1"})
-    for (const std::string kind : {"out", "err"}) {
-      std::ifstream file(folder + "/attempt_0/rank_" + r + "." + kind);
-      std::string line;
-      std::getline(file, line);
-      CHECK(line == kind + " " + r);
-    }
-  std::filesystem::remove_all(folder);
+TEST_CASE("--log-dir keeps each rank's output, --tee says what is shown as well") {
+  const TemporaryFolder folder;
+  const auto shown = [&](std::vector<std::string> options) {
+    options.insert(options.end(), {"--log-dir", folder / "logs"});
+    const Ended e = run_script(2, "echo out $RANK; echo err $RANK >&2", options);
+    CHECK(e.code == 0);
+    for (const std::string r : {"0", "1"})
+      for (const std::string kind : {"out", "err"})
+        CHECK(get_file(folder / ("logs/attempt_0/rank_" + r + "." + kind)) ==
+              kind + " " + r + "\n");
+    std::filesystem::remove_all(folder / "logs");
+    return sorted_lines(e.output);
+  };
+  CHECK(shown({}) == "[0] err 0\n[0] out 0\n[1] err 1\n[1] out 1\n");
+  CHECK(shown({"--tee", "3"}) == shown({}));
+  CHECK(shown({"--tee", "2"}) == "[0] err 0\n[1] err 1\n");
+  CHECK(shown({"--tee", "1", "--filter-ranks", "1"}) == "[1] out 1\n");
+  CHECK(shown({"--tee", "0"}) == "");
+  put_file(folder / "file", "");
+  const Ended bad = run({"--log-dir", folder / "file", "true"});
+  CHECK(bad.code == 127);
+  CHECK(contains(bad.output, "file/attempt_0/rank_0.out"));
 }
 
-TEST_CASE("the first failure wins, is reported, and stops the others") {
-  const double begin = ranks::now();
-  const Ended e =
-      run_script(3, "if [ $RANK = 1 ]; then echo about to fail >&2; exit 7; fi; exec sleep 60");
-  CHECK(e.code == 7);
-  CHECK(std::regex_search(
-      e.output, std::regex("lockstep-run: rank 1 \\(pid [0-9]+\\) failed with exit code 7")));
-  CHECK(contains(e.output, "its last lines:\n  about to fail\n"));
-  CHECK(!contains(e.output, "rank 0 (pid"));
-  CHECK(ranks::now() - begin < 3 * ranks::kPatience);
-}
-
-TEST_CASE("--grace: who ignores SIGTERM is killed") {
-  const double begin = ranks::now();
-  const Ended e = run_script(
-      2, "if [ $RANK = 1 ]; then sleep 0.2; exit 5; fi; trap '' TERM; while :; do sleep 0.05; done",
-      {"--grace", "0.5"});
-  CHECK(e.code == 5);
-  CHECK(ranks::now() - begin > 0.6);
-  CHECK(ranks::now() - begin < 4 * ranks::kPatience);
-}
-
-TEST_CASE("nothing outlives a launcher that is killed") {
-  const Background job(2, "sleep 100 & echo pid=$! pid=$$; wait");
-  job.wait_until("pid=", 4);
-  const std::vector<pid_t> pids = job.pids();
-  REQUIRE(pids.size() == 4);
-  for (const pid_t pid : pids) CHECK(runs(pid));
-  kill(job.pid, SIGKILL);
-  CHECK(job.wait().signal == SIGKILL);
-  CHECK(all_end(pids, 3));
-}
-
-TEST_CASE("what a rank leaves in its group ends with it") {
-  const Background job(1, "sleep 100 & echo pid=$!; exit 0");
-  const Ended e = job.wait();
+TEST_CASE("a log file that takes no more says so") {
+  const TemporaryFolder folder;
+  std::filesystem::create_directories(folder / "attempt_0");
+  std::filesystem::create_symlink("/dev/full", folder / "attempt_0/rank_0.out");
+  const Ended e = run({"--log-dir", folder.path(), "echo", "hello"});
   CHECK(e.code == 0);
-  CHECK(e.seconds < 5 * ranks::kPatience);
-  REQUIRE(job.pids().size() == 1);
-  CHECK(all_end(job.pids(), 3));
+  CHECK(contains(e.output, "[0] lockstep-run: this stream's log file ends here: No space left"));
+  CHECK(contains(e.output, "[0] hello\n"));
 }
 
-TEST_CASE("signals are forwarded") {
-  const Background job(2,
-                       "trap 'echo usr1' USR1; trap 'echo saved; exit 0' TERM; echo ready; while "
-                       ":; do sleep 0.02; done");
-  job.wait_until("ready", 2);
-  kill(job.pid, SIGUSR1);
-  job.wait_until("usr1", 2);
-  kill(job.pid, SIGTERM);
-  const Ended e = job.wait();
-  CHECK(e.code == 0);
-  CHECK(contains(job.output(), "[0] saved"));
-  CHECK(contains(job.output(), "[1] saved"));
+TEST_CASE("long options may be spelled with underscores, and values given by =") {
+  CHECK(run({"--nproc_per_node=2", "--no_prefix", "echo", "--nproc_per_node"}).output ==
+        "--nproc_per_node\n--nproc_per_node\n");
+  CHECK(run({"--nproc-per-node", "2", "--filter_ranks", "1", "--standalone", "--nnodes=1", "echo"})
+            .output == "[1] \n");
+  CHECK(!contains(run({"--help"}).output, "nproc_per_node"));
+}
 
-  const Background plain(2, "echo pid=$$; exec sleep 100");
-  plain.wait_until("pid=", 2);
-  kill(plain.pid, SIGINT);
-  CHECK(plain.wait().code == 128 + SIGINT);
-  CHECK(all_end(plain.pids(), 3));
+TEST_CASE("-n auto and gpu") {
+  const std::string processors = std::to_string(std::thread::hardware_concurrency());
+  CHECK(run({"-n", "auto", "--filter-ranks", "0", "sh", "-c", "echo $WORLD_SIZE"}).output ==
+        "[0] " + processors + "\n");
+  const std::string here = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  const auto on_gpus = [&](const std::string& n) {
+    return run({"-n", "gpu", "--no-prefix", "sh", "-c", "echo $RANK/$WORLD_SIZE"},
+               {{"LD_LIBRARY_PATH", here + "/fake_cuda"}, {"LOCKSTEP_FAKE_DEVICES", n}});
+  };
+  CHECK(sorted_lines(on_gpus("3").output) == "0/3\n1/3\n2/3\n");
+  const Ended none = on_gpus("0");
+  CHECK(none.code == 2);
+  CHECK(contains(none.output, "gpu needs a CUDA device, and this process sees none"));
+}
 
-  const Background deaf(1, "trap '' TERM INT; echo pid=$$; while :; do sleep 0.02; done",
-                        {"--grace", "60"});
-  deaf.wait_until("pid=", 1);
-  kill(deaf.pid, SIGTERM);
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  kill(deaf.pid, SIGTERM);  // the second time at once
-  CHECK(deaf.wait().code == 128 + SIGKILL);
+TEST_CASE("several nodes: numbers, the common run id, and what they need") {
+  const auto node = [](const std::string& number, std::vector<std::string> more = {}) {
+    more.insert(more.begin(), {"-n", "2", "--nnodes", "3", "--node-rank", number, "--master-addr",
+                               "10.0.0.7", "--no-prefix"});
+    more.insert(
+        more.end(),
+        {"sh", "-c",
+         "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$GROUP_WORLD_SIZE "
+         "$MASTER_ADDR:$MASTER_PORT $LOCKSTEP_RUN_ID \"$LOCKSTEP_TOKEN\""});
+    return run(more, {{"LOCKSTEP_TOKEN", "sesame"}});
+  };
+  const std::string second = sorted_lines(node("1").output);
+  std::smatch found;
+  REQUIRE(std::regex_search(second, found,
+                            std::regex("10.0.0.7:29400 (lockstep-[0-9a-f]{16}) sesame")));
+  const std::string tail = " 10.0.0.7:29400 " + found[1].str() + " sesame\n";
+  CHECK(second == "2/6 0/2 1/3" + tail + "3/6 1/2 1/3" + tail);
+  CHECK(sorted_lines(node("2").output) == "4/6 0/2 2/3" + tail + "5/6 1/2 2/3" + tail);
+  CHECK(!contains(node("2", {"--master-port", "29401"}).output, found[1].str()));
+  CHECK(contains(node("0", {"--run-id", "tuesday"}).output, ":29400 tuesday sesame"));
+  CHECK(contains(node("0", {"--rdzv_id", "friday"}).output, ":29400 friday sesame"));
+  CHECK(sorted_lines(node("1", {"--filter-ranks", "3"}).output) == "3/6 1/2 1/3" + tail);
+
+  const auto error = [](std::vector<std::string> arguments) {
+    const Ended e = run(std::move(arguments));
+    CHECK(e.code == 2);
+    return e.output;
+  };
+  CHECK(contains(error({"--nnodes", "2", "--master-addr", "h", "true"}), "needs --node-rank"));
+  CHECK(contains(error({"--nnodes", "2", "--node-rank", "0", "true"}), "need --master-addr"));
+  const std::vector<std::string> two{"--nnodes", "2", "--master-addr", "h", "--node-rank"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), two.begin(), two.end());
+    more.push_back("true");
+    return error(more);
+  };
+  CHECK(contains(with({"2"}), "--node-rank must be less than --nnodes, got 2 of 2"));
+  CHECK(contains(with({"0", "--master-port", "0"}), "need one --master-port"));
+  CHECK(contains(with({"0", "--max-restarts", "1"}), "--max-restarts works on one node"));
+  CHECK(contains(with({"0", "--standalone"}), "--standalone"));
+}
+
+TEST_CASE("the job's token: new for each job, the same for its ranks, never shown") {
+  const auto token = [](const std::map<std::string, std::string>& variables) {
+    return run({"-n", "2", "--no-prefix", "sh", "-c", "echo $LOCKSTEP_TOKEN"}, variables).output;
+  };
+  const std::string first = token({}), second = token({});
+  REQUIRE(first.size() == 2 * 65);
+  CHECK(first.substr(0, 65) == first.substr(65));
+  CHECK(std::regex_match(first.substr(0, 64), std::regex("[0-9a-f]{64}")));
+  CHECK(first != second);
+  CHECK(token({{"LOCKSTEP_TOKEN", "mine"}}) == "mine\nmine\n");
+  CHECK(contains(run({"--dry-run", "true"}).output, " LOCKSTEP_TOKEN=... "));
+  CHECK(!contains(run({"--dry-run", "true"}, {{"LOCKSTEP_TOKEN", "mine"}}).output, "mine"));
+  // Each node would make another.
+  const std::vector<std::string> node{
+      "--nnodes", "2",  "--node-rank",           "0", "--master-addr", "10.0.0.7",
+      "sh",       "-c", "echo =$LOCKSTEP_TOKEN="};
+  const Ended without = run(node);
+  CHECK(contains(without.output, "[0] ==\n"));
+  CHECK(contains(without.output, "lockstep-run: LOCKSTEP_TOKEN is not set"));
+  CHECK(!contains(run(node, {{"LOCKSTEP_TOKEN", "mine"}}).output, "is not set"));
+}
+
+TEST_CASE("--bind core") {
+  const int n = static_cast<int>(std::thread::hardware_concurrency());
+  const std::string show = "grep Cpus_allowed_list /proc/self/status; echo $OMP_NUM_THREADS";
+  const auto bound = [&](int ranks) { return run_script(ranks, show, {"--bind", "core"}).output; };
+  const std::string all = run_script(1, show).output;
+  CHECK(bound(1) == all);
+  // One processor each.
+  const std::string each = bound(n);
+  std::smatch found;
+  std::vector<std::string> seen;
+  const std::regex line("Cpus_allowed_list:\t([0-9]+)\n");
+  for (std::sregex_iterator it(each.begin(), each.end(), line), end; it != end; ++it)
+    seen.push_back((*it)[1]);
+  std::sort(seen.begin(), seen.end());
+  CHECK(seen.size() == static_cast<size_t>(n));
+  CHECK(std::unique(seen.begin(), seen.end()) == seen.end());
+  for (int r = 0; r < n; ++r) CHECK(contains(each, "[" + std::to_string(r) + "] 1\n"));
 }
 
 TEST_CASE("ranks inherit no stray descriptors") {

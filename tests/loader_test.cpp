@@ -1,5 +1,5 @@
 // The loader: the same batches whatever the workers, errors that reach the loop, loops left early,
-// resuming, and the shapes of datasets it takes.
+// and resuming.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -13,6 +13,7 @@
 
 #include <lockstep/data/loader.h>
 #include <lockstep/data/random_shift.h>
+#include <lockstep/data/subset.h>
 #include <lockstep/data/tensor_dataset.h>
 #include <lockstep/tensor/node.h>
 #include <lockstep/tensor/parallel.h>
@@ -105,6 +106,56 @@ TEST_CASE("ranks share the global batch; together they see what one would") {
     }
     CHECK(joined == whole);
   }
+}
+
+TEST_CASE("accumulated micro-batches of several ranks are the samples of one batch, to the last") {
+  struct Case {
+    int ranks;
+    int64_t batch, micro_batches;
+  };
+  for (int64_t n : {60000, 1000, 256 * 2 + 66, 256 * 3 + 64 + 2, 256, 250})
+    for (const auto [ranks, batch, micro_batches] :
+         {Case{4, 16, 4}, Case{2, 32, 4}, Case{1, 256, 1}}) {
+      CAPTURE(n);
+      CAPTURE(ranks);
+      // an optimizer step's samples, over all ranks and micro-batches
+      std::vector<std::multiset<int64_t>> windows;
+      for (int rank = 0; rank < ranks; ++rank) {
+        data::Loader loader{
+            numbers(n), {.batch_size = batch, .shuffle = true, .seed = 5, .shard = {rank, ranks}}};
+        int64_t i = 0;
+        for (auto [x] : loader.epoch(3)) {
+          const auto window = static_cast<size_t>(i++ / micro_batches);
+          if (window == windows.size()) windows.emplace_back();
+          const auto samples = x.to_vector<int64_t>();
+          windows.at(window).insert(samples.begin(), samples.end());
+        }
+      }
+      const auto order = data::epoch_order(n, {.seed = 5, .epoch = 3}, true);
+      std::vector<std::multiset<int64_t>> expected;
+      for (int64_t i = 0; i < n; ++i) {
+        if (i % 256 == 0) expected.emplace_back();
+        expected.back().insert(order[static_cast<size_t>(i)]);
+      }
+      CHECK(windows == expected);
+    }
+}
+
+TEST_CASE("an evaluation over ranks counts each sample once, in equally many batches") {
+  for (int size = 1; size <= 5; ++size)
+    for (int64_t n : {5, 7, 31, 101}) {
+      std::multiset<int64_t> seen;
+      std::set<size_t> batches;
+      for (int rank = 0; rank < size; ++rank) {
+        data::Loader loader{numbers(n), {.batch_size = 3, .workers = 1, .shard = {rank, size}}};
+        const Batches mine = collect(loader, 0);
+        batches.insert(mine.size());
+        for (const auto& b : mine) seen.insert(b.begin(), b.end());
+      }
+      const auto all = numbers(n).tensors()[0].to_vector<int64_t>();
+      CHECK(seen == std::multiset<int64_t>(all.begin(), all.end()));
+      CHECK(batches.size() == 1);
+    }
 }
 
 TEST_CASE("workers are bounded in how far they run ahead") {
@@ -263,8 +314,40 @@ TEST_CASE("resuming elsewhere than the loop starts is an error, not a silent res
                        "over epochs at state.epoch",
                        ValueError);
   CHECK(collect(loader, 3).size() == 5);
-  loader.resume({.epoch = 0, .samples = 11});
-  CHECK_THROWS_AS(loader.epoch(0), ValueError);
+  CHECK_THROWS_AS(loader.resume({.epoch = 0, .samples = 11}), ValueError);
+  CHECK_THROWS_AS(loader.resume({.epoch = -1, .samples = 0}), ValueError);
+  CHECK(collect(loader, 0).size() == 10);  // nothing has changed
+}
+
+TEST_CASE("the state as tensors: back where it was, unless the order of samples is another") {
+  const auto options = [](uint64_t seed, bool shuffle) {
+    return data::LoaderOptions{.batch_size = 4, .shuffle = shuffle, .seed = seed};
+  };
+  data::Loader first{numbers(10), options(3, true)};
+  for (auto [x] : first.epoch(2)) {
+    (void)x;
+    break;
+  }
+  const NamedTensors middle = first.state_dict();
+  collect(first, 2);
+  const NamedTensors start = first.state_dict();
+
+  data::Loader same{numbers(10), options(3, true)};
+  same.load_state_dict(middle);
+  CHECK(same.state() == data::LoaderState{2, 4});
+  CHECK(collect(same, 2).size() == 2);
+
+  data::Loader other_seed{numbers(10), options(4, true)}, plain{numbers(10), options(3, false)},
+      other_size{numbers(11), options(3, true)};
+  for (auto* other : {&other_seed, &plain, &other_size}) {
+    CHECK_THROWS_AS(other->load_state_dict(middle), ValueError);
+    CHECK(other->state() == data::LoaderState{0, 0});
+    other->load_state_dict(start);  // a new epoch may be anything
+    CHECK(other->state() == data::LoaderState{3, 0});
+  }
+  NamedTensors more = middle;
+  more.emplace_back("extra", ones({}));
+  CHECK_THROWS_WITH_AS(same.load_state_dict(more), doctest::Contains("'extra'"), ValueError);
 }
 
 TEST_CASE("options that make no sense") {
@@ -299,200 +382,4 @@ TEST_CASE("a sampler of one's own, and PyTorch's") {
     CHECK(collect(loader, 2) != batches);
   }
   CHECK(seen.size() == 12);
-}
-
-// ---- datasets ----
-
-namespace {
-
-struct Example {
-  Tensor image;
-  int64_t label;
-  float weight;
-};
-struct Examples {
-  int64_t size() const { return 5; }
-  Example get(int64_t i) const {
-    return {full({2, 3}, static_cast<double>(i)), i, 0.5f * static_cast<float>(i)};
-  }
-};
-
-struct Ragged {
-  int64_t size() const { return 4; }
-  Tensor get(int64_t i) const { return zeros({i < 3 ? 2 : 3}); }
-};
-
-struct Own {
-  int64_t value;
-  virtual ~Own() = default;  // no aggregate
-  explicit Own(int64_t v) : value(v) {}
-};
-std::string collate(const std::vector<Own>& samples) {
-  std::string s;
-  for (const Own& o : samples) s += std::to_string(o.value);
-  return s;
-}
-struct OwnSamples {
-  int64_t size() const { return 4; }
-  Own get(int64_t i) const { return Own(i); }
-};
-
-struct Owned {  // cannot be copied
-  std::unique_ptr<int> value = std::make_unique<int>(7);
-  int64_t size() const { return 2; }
-  std::pair<bool, double> get(int64_t) const { return {true, *value}; }
-};
-
-struct Noisy {  // draws by the default generator and by the key
-  int64_t size() const { return 32; }
-  std::tuple<int64_t, Tensor, float> get(int64_t i, const data::RandomSource& random) const {
-    return {i, rand({3}), data::Draws(random.key(i, data::Purpose::user)).uniform()};
-  }
-};
-
-static_assert(data::Dataset<Examples> && !data::BatchDataset<Examples>);
-static_assert(data::BatchDataset<data::TensorDataset<2>>);
-static_assert(!data::Dataset<int> && !data::Dataset<std::vector<int64_t>>);
-
-}  // namespace
-
-TEST_CASE("samples are collated field by field") {
-  data::Loader loader{Examples{}, {.batch_size = 2}};
-  int64_t count = 0;
-  for (auto [x, y, w] : loader.epoch(0)) {
-    if (count++ != 1) continue;
-    CHECK(x.shape() == Shape{2, 2, 3});
-    CHECK(x.is_contiguous());
-    CHECK(x.to_vector<int>() == std::vector<int>{2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3});
-    CHECK(y.dtype() == DType::i64);
-    CHECK(y.to_vector<int>() == std::vector<int>{2, 3});
-    CHECK(w.dtype() == DType::f32);
-    CHECK(w.to_vector<float>() == std::vector<float>{1, 1.5f});
-  }
-  CHECK(count == 3);
-
-  std::string all;
-  for (const std::string& s : data::Loader{OwnSamples{}, {.batch_size = 3}}.epoch(0))
-    all += s + " ";
-  CHECK(all == "012 3 ");
-
-  for (auto [flag, value] : data::Loader{Owned{}, {.batch_size = 2, .workers = 1}}.epoch(0)) {
-    CHECK(flag.dtype() == DType::boolean);
-    CHECK(value.dtype() == DType::f64);
-    CHECK(value.to_vector<double>() == std::vector<double>{7, 7});
-  }
-  auto shared = std::make_shared<Owned>();
-  CHECK(&data::Loader{shared}.dataset() == shared.get());
-}
-
-TEST_CASE("samples of different shapes are pointed out") {
-  data::Loader loader{Ragged{}, {.batch_size = 4, .workers = 1}};
-  CHECK_THROWS_WITH_AS(loader.epoch(0).begin(),
-                       doctest::Contains("sample 0 is [2], sample 3 is [3]; pad or crop them"),
-                       ShapeError);
-}
-
-TEST_CASE("TensorDataset checks what it is given") {
-  const Tensor x = arange(0, 6, 1, {.dtype = DType::f32}).view({3, 2}), y = arange(0, 3);
-  data::TensorDataset both{x.t().contiguous().t(), y};  // strided
-  CHECK(both.size() == 3);
-  for (auto [a, b] : data::Loader{both, {.batch_size = 2}}.epoch(0)) {
-    CHECK(a.is_contiguous());
-    CHECK(a.select(1, 0).to_vector<int64_t>()[0] == 2 * b.to_vector<int64_t>()[0]);
-  }
-  CHECK_THROWS_AS((data::TensorDataset{x, arange(0, 4)}), ShapeError);
-  CHECK_THROWS_AS((data::TensorDataset{scalar(1)}), ShapeError);
-  const std::vector<int64_t> bad{3}, negative{-1};
-  CHECK_THROWS_AS(both.get(bad), IndexError);
-  CHECK_THROWS_AS(both.get(negative), IndexError);
-}
-
-TEST_CASE("randomness of a sample depends on seed, epoch and sample, not on who draws it") {
-  const auto draws = [](int64_t epoch, uint64_t seed, int workers, int size) {
-    std::map<int64_t, std::vector<float>> by_sample;
-    for (int rank = 0; rank < size; ++rank) {
-      data::Loader loader{Noisy{},
-                          {.batch_size = 8 / size,
-                           .shuffle = true,
-                           .workers = workers,
-                           .seed = seed,
-                           .shard = {rank, size}}};
-      for (auto [i, noise, key] : loader.epoch(epoch))
-        for (int64_t k = 0; k < i.numel(); ++k) {
-          auto values = noise[k].template to_vector<float>();
-          values.push_back(key[k].template item<float>());
-          by_sample[i[k].template item<int64_t>()] = values;
-        }
-    }
-    return by_sample;
-  };
-  manual_seed(1);
-  const auto expected = draws(0, 0, 0, 1);
-  const float next = rand({1}).item<float>();
-  manual_seed(1);
-  CHECK(rand({1}).item<float>() == next);  // the caller's generator was as before
-  REQUIRE(expected.size() == 32);
-  for (int workers : {0, 1, 3})
-    for (int size : {1, 2, 4}) CHECK(draws(0, 0, workers, size) == expected);
-  CHECK(draws(1, 0, 0, 1) != expected);
-  CHECK(draws(0, 1, 0, 1) != expected);
-  std::set<std::vector<float>> distinct;
-  for (const auto& [i, values] : expected) distinct.insert(values);
-  CHECK(distinct.size() == 32);
-}
-
-TEST_CASE("map applies a function to batches, with or without their samples") {
-  const auto twice = [](std::array<Tensor, 1> batch) {
-    for (Tensor& t : batch) t = tensor<int64_t>({2 * t.to_vector<int64_t>()[0]}, {1});
-    return batch;
-  };
-  data::Loader loader{data::map(numbers(3), twice), {.workers = 1}};
-  CHECK(collect(loader, 0) == Batches{{0}, {2}, {4}});
-  const auto with_samples = [](std::array<Tensor, 1>, std::span<const int64_t> indices,
-                               const data::RandomSource& random) {
-    return std::pair(indices[0], random.epoch);
-  };
-  data::Loader keyed{data::map(data::map(numbers(3), twice), with_samples)};
-  std::vector<std::pair<int64_t, int64_t>> seen;
-  for (auto pair : keyed.epoch(5)) seen.push_back(pair);
-  CHECK(seen == std::vector<std::pair<int64_t, int64_t>>{{0, 5}, {1, 5}, {2, 5}});
-}
-
-TEST_CASE("RandomShift moves whole images by every offset, and fills the border") {
-  const int64_t n = 600;
-  const Tensor x = zeros({n, 2, 5, 4});  // one bright pixel in each plane, at (2, 1) and (2, 2)
-  for (int64_t i = 0; i < n; ++i) {
-    x.data<float>()[i * 40 + 2 * 4 + 1] = 1;
-    x.data<float>()[i * 40 + 20 + 2 * 4 + 2] = 2;
-  }
-  const data::TensorDataset images{x, arange(0, n)};
-  data::Loader loader{data::map(images, data::RandomShift{.pixels = 1, .fill = -1}),
-                      {.batch_size = n}};
-  std::map<std::pair<int64_t, int64_t>, int> offsets;
-  for (auto [y, labels] : loader.epoch(0)) {
-    CHECK(labels.numel() == n);
-    REQUIRE(y.shape() == x.shape());
-    for (int64_t i = 0; i < n; ++i) {
-      const float* first = y.data<float>() + i * 40;
-      const int64_t at = std::find(first, first + 20, 1.0f) - first,
-                    second = std::find(first + 20, first + 40, 2.0f) - first - 20;
-      REQUIRE(at < 20);
-      const int64_t down = at / 4 - 2, right = at % 4 - 1;
-      REQUIRE(second == (2 + down) * 4 + 2 + right);
-      ++offsets[{down, right}];
-      // the border that came in: |down| rows and |right| columns
-      const int64_t border = std::count(first, first + 20, -1.0f);
-      REQUIRE(border == 20 - (5 - std::abs(down)) * (4 - std::abs(right)));
-    }
-  }
-  REQUIRE(offsets.size() == 9);
-  for (const auto& [offset, count] : offsets) {  // 66.7 each, standard deviation 7.7
-    CHECK(count > 30);
-    CHECK(count < 105);
-  }
-  // an offset beyond the image leaves the border only
-  const std::vector<int64_t> one{0};
-  CHECK(data::RandomShift{100, 3}(ones({1, 2, 2}), one, {}).to_vector<int>() ==
-        std::vector<int>{3, 3, 3, 3});
-  CHECK_THROWS_AS(data::RandomShift{1}(ones({2, 2}), one, {}), ShapeError);
 }

@@ -220,3 +220,18 @@ TEST_CASE("samples of all ranks, no samples, and no steps known") {
           data::Progress{"epoch", 1, {.out = out}}.finish();
         }).find("0 samples in 0.00s") != std::string::npos);
 }
+
+TEST_CASE("a resumed run shows how much of the whole is done, and counts its own samples") {
+  const std::string text = in_a_file([](std::FILE* out) {
+    data::Progress progress{"epoch 1", 8, {.out = out, .line_seconds = 0, .initial = 5}};
+    progress.step(10);
+    progress.step(10);
+    progress.step(10);
+    progress.finish();
+  });
+  CHECK(text.find("epoch 1  75%  ") != std::string::npos);
+  CHECK(text.find("epoch 1  100%  ") != std::string::npos);
+  CHECK(text.find("epoch 1  12%") == std::string::npos);
+  CHECK(text.find("0:00 left") != std::string::npos);
+  CHECK(text.find("30 samples in") != std::string::npos);
+}

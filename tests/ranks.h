@@ -46,7 +46,8 @@ struct Ended {
 struct Options {
   double deadline = 20;  // seconds
   std::map<std::string, std::string> variables = {};
-  std::vector<int> only = {};  // start these ranks alone
+  std::map<int, std::map<std::string, std::string>> of_rank = {};  // on top, by rank
+  std::vector<int> only = {};                                      // start these ranks alone
 };
 
 inline double now() {
@@ -150,6 +151,8 @@ inline std::vector<Ended> run_ranks(int size, const std::string& test_case,
                                                  {"LOCAL_WORLD_SIZE", std::to_string(size)},
                                                  {"TORCHELASTIC_RUN_ID", run_id}};
     for (const auto& [name, value] : options.variables) variables[name] = value;
+    if (const auto own = options.of_rank.find(r); own != options.of_rank.end())
+      for (const auto& [name, value] : own->second) variables[name] = value;
     files.push_back(new_file());
     pids.push_back(start({self, "--test-case=" + test_case, "--no-skip"}, files.back(), variables));
   }
@@ -181,11 +184,11 @@ inline int open_descriptors() {
   return n;
 }
 
-/// Whether the meeting point of a job is still listed among the sockets.
+/// Whether the meeting point of a job, or a socket named after it, is still listed.
 inline bool is_listed(const std::string& meeting_point) {
   std::ifstream sockets("/proc/net/unix");
   for (std::string line; std::getline(sockets, line);)
-    if (line.ends_with("@" + meeting_point)) return true;
+    if (line.find("@" + meeting_point) != std::string::npos) return true;
   return false;
 }
 

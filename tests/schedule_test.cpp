@@ -87,3 +87,23 @@ TEST_CASE("options are checked") {
       ValueError);
   CHECK_THROWS_AS(optim::LinearLR(o).set_steps(-1), ValueError);
 }
+
+TEST_CASE("a schedule's state is its count; loading sets the rates, and refuses what is none") {
+  Tensor w = ones({2}).requires_grad_();
+  optim::SGD opt{{w}, {.lr = 0.8}};
+  optim::StepLR schedule{opt, {.step_size = 2, .gamma = 0.5}};
+  for (int i = 0; i < 5; ++i) schedule.step();
+  const NamedTensors state = schedule.state_dict();
+  optim::SGD other{{w}, {.lr = 0.8}};
+  optim::StepLR again{other, {.step_size = 2, .gamma = 0.5}};
+  again.load_state_dict(state);
+  CHECK(again.steps() == 5);
+  CHECK(other.lr() == 0.8 * 0.25);
+  for (const NamedTensors& bad :
+       {NamedTensors{}, NamedTensors{{"steps", ones({})}},
+        NamedTensors{{"steps", tensor<int64_t>({-1}, Shape{})}},
+        NamedTensors{{"steps", tensor<int64_t>({1, 2})}},
+        NamedTensors{{"steps", tensor<int64_t>({1})}, {"more", ones({})}}})
+    CHECK_THROWS_AS(again.load_state_dict(bad), ValueError);
+  CHECK(again.steps() == 5);
+}

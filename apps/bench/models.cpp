@@ -4,16 +4,27 @@ namespace lockstep::bench {
 namespace {
 
 /// forward, backward and SGD with momentum on one fixed random batch.
-template <class M>
-std::function<void()> training_step(M net, Tensor x, Tensor y, dist::Group group = dist::Group()) {
-  auto ddp = std::make_shared<dist::DistributedDataParallel<M>>(std::move(net), group);
-  auto opt = std::make_shared<optim::SGD>(ddp->parameters(),
+template <class Net>
+std::function<void()> step_of(std::shared_ptr<Net> net, Tensor x, Tensor y) {
+  auto opt = std::make_shared<optim::SGD>(net->parameters(),
                                           optim::SGDOptions{.lr = 0.01, .momentum = 0.9});
   return [=] {
     opt->zero_grad();
-    cross_entropy((*ddp)(x), y).backward();
+    cross_entropy((*net)(x), y).backward();
     opt->step();
   };
+}
+template <class M>
+std::function<void()> training_step(M net, Tensor x, Tensor y) {
+  return step_of(std::make_shared<M>(std::move(net)), x, y);
+}
+template <class M>
+RankStep rank_step(M net, Tensor x, Tensor y, const dist::Group& group) {
+  auto ddp = std::make_shared<dist::DistributedDataParallel<M>>(std::move(net), group);
+  size_t bytes = 0;
+  for (const Tensor& p : ddp->parameters())
+    bytes += static_cast<size_t>(p.numel()) * size_of(p.dtype());
+  return {step_of(ddp, x, y), [ddp] { return ddp->stats(); }, bytes};
 }
 
 nn::Sequential small_mlp() {
@@ -75,11 +86,15 @@ std::vector<Case> cases() {
   };
 }
 
-std::function<void()> ddp_step(const std::string& name, int64_t global_batch,
-                               const dist::Group& group) {
+RankStep ddp_step(const std::string& name, int64_t global_batch, const dist::Group& group) {
   const int64_t batch = global_batch / group.size();
-  if (name == "cnn") return training_step(Cnn(), rand({batch, 1, 28, 28}), labels(batch), group);
-  return training_step(wide_mlp(), rand({batch, 784}), labels(batch), group);
+  if (name == "cnn") return rank_step(Cnn(), rand({batch, 1, 28, 28}), labels(batch), group);
+  return rank_step(wide_mlp(), rand({batch, 784}), labels(batch), group);
+}
+
+std::function<void()> plain_step(const std::string& name, int64_t batch) {
+  if (name == "cnn") return training_step(Cnn(), rand({batch, 1, 28, 28}), labels(batch));
+  return training_step(wide_mlp(), rand({batch, 784}), labels(batch));
 }
 
 }  // namespace lockstep::bench

@@ -41,10 +41,17 @@ struct Case {
   std::vector<Product> products;
 };
 
-/// The cases at a given batch size each; `wrap` puts the module under DDP on the default group.
 std::vector<Case> cases();
-/// One training step of a case for a rank of a group: the global batch is split evenly.
-std::function<void()> ddp_step(const std::string& name, int64_t global_batch,
-                               const dist::Group& group);
+
+/// One rank's training step under DistributedDataParallel.
+struct RankStep {
+  std::function<void()> step;
+  std::function<dist::DdpStats()> stats;
+  size_t parameter_bytes;
+};
+/// The global batch is split evenly.
+RankStep ddp_step(const std::string& name, int64_t global_batch, const dist::Group& group);
+/// The same model without the wrapper.
+std::function<void()> plain_step(const std::string& name, int64_t batch);
 
 }  // namespace lockstep::bench

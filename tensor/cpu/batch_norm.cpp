@@ -29,6 +29,9 @@ struct Layout {
     if (rows) plane = 1;
     samples = x.numel() / std::max<int64_t>(1, channels * plane);
   }
+  int64_t channels_per_task() const {
+    return std::max<int64_t>(1, kTaskSize / std::max<int64_t>(1, samples * plane));
+  }
   int64_t rows_per_task() const {
     return std::max<int64_t>(
         {kRows, kTaskSize / channels / kRows * kRows, (samples + kMostTasks - 1) / kMostTasks});
@@ -81,25 +84,24 @@ void statistics_of(const Layout& l, const T* x, double* statistics) {
     });
     for (size_t i = 0; i < shares.size(); ++i) moments[i % moments.size()].combine(shares[i]);
   } else {
-    parallel_for(l.channels, std::max<int64_t>(1, kTaskSize / (l.samples * l.plane)),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t c = begin; c < end; ++c)
-                     for (int64_t i = 0; i < l.samples; ++i)
-                       for (int64_t at = 0; at < l.plane; at += kPiece) {
-                         const T* piece = x + (i * l.channels + c) * l.plane + at;
-                         const int64_t k = std::min(kPiece, l.plane - at);
-                         const double n = static_cast<double>(k);
-                         const double sum = cpu::sum_rows<T>().sum(piece, k);
-                         const T centre = static_cast<T>(sum / n);
-                         moments[static_cast<size_t>(c)].combine(moments_of(
-                             n, sum, centre, cpu::sum_rows<T>().squares(piece, centre, k)));
-                       }
-                 });
+    parallel_for(l.channels, l.channels_per_task(), [&](int64_t begin, int64_t end) {
+      for (int64_t c = begin; c < end; ++c)
+        for (int64_t i = 0; i < l.samples; ++i)
+          for (int64_t at = 0; at < l.plane; at += kPiece) {
+            const T* piece = x + (i * l.channels + c) * l.plane + at;
+            const int64_t k = std::min(kPiece, l.plane - at);
+            const double n = static_cast<double>(k);
+            const double sum = cpu::sum_rows<T>().sum(piece, k);
+            const T centre = static_cast<T>(sum / n);
+            moments[static_cast<size_t>(c)].combine(
+                moments_of(n, sum, centre, cpu::sum_rows<T>().squares(piece, centre, k)));
+          }
+    });
   }
   for (int64_t c = 0; c < l.channels; ++c) {
     const Moments& m = moments[static_cast<size_t>(c)];
     statistics[c] = m.mean;
-    statistics[l.channels + c] = m.m2 / m.n;
+    statistics[l.channels + c] = m.n > 0 ? m.m2 / m.n : 0;
   }
 }
 
@@ -177,18 +179,17 @@ void sums_of(const Layout& l, const T* dy, const T* x, const double* statistics,
     for (size_t i = 0; i < shares.size(); ++i)
       sums[i % static_cast<size_t>(2 * l.channels)] += shares[i];
   } else {
-    parallel_for(l.channels, std::max<int64_t>(1, kTaskSize / (l.samples * l.plane)),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t c = begin; c < end; ++c)
-                     for (int64_t i = 0; i < l.samples; ++i)
-                       for (int64_t at = 0; at < l.plane; at += kPiece) {
-                         const int64_t first = (i * l.channels + c) * l.plane + at,
-                                       k = std::min(kPiece, l.plane - at);
-                         sums[c] += cpu::sum_rows<T>().sum(dy + first, k);
-                         sums[l.channels + c] += cpu::sum_rows<T>().products(
-                             dy + first, x + first, means[static_cast<size_t>(c)], k);
-                       }
-                 });
+    parallel_for(l.channels, l.channels_per_task(), [&](int64_t begin, int64_t end) {
+      for (int64_t c = begin; c < end; ++c)
+        for (int64_t i = 0; i < l.samples; ++i)
+          for (int64_t at = 0; at < l.plane; at += kPiece) {
+            const int64_t first = (i * l.channels + c) * l.plane + at,
+                          k = std::min(kPiece, l.plane - at);
+            sums[c] += cpu::sum_rows<T>().sum(dy + first, k);
+            sums[l.channels + c] += cpu::sum_rows<T>().products(dy + first, x + first,
+                                                                means[static_cast<size_t>(c)], k);
+          }
+    });
   }
   // The products were taken from the rounded mean.
   for (int64_t c = 0; c < l.channels; ++c)

@@ -1,5 +1,6 @@
 #include <lockstep/tensor/ops/batch_norm.h>
 
+#include <algorithm>
 #include <initializer_list>
 #include <limits>
 
@@ -19,12 +20,57 @@ Tensor in_order_of(const Tensor& x, const Tensor& dy) {
   return same;
 }
 
+/// The statistics [2, C] of the whole batch from those of this party's `count` values per channel,
+/// and the count of all: combined in the parties' order (Chan, Golub and LeVeque, 1979).
+double combine(BatchNormReduction& shared, const Tensor& statistics, double count) {
+  const int64_t channels = statistics.size(1);
+  const Tensor mine = empty({1 + 2 * channels}, {.dtype = DType::f64});  // count, means, variances
+  mine.data<double>()[0] = count;
+  Tensor(mine.narrow(0, 1, 2 * channels)).copy_(statistics.view({2 * channels}));
+  const Tensor all = shared.gather(mine).contiguous();  // [parties, 1 + 2 C]
+  double* result = statistics.data<double>();
+  std::fill_n(result, 2 * channels, 0.0);
+  double total = 0;
+  for (int64_t party = 0; party < all.size(0); ++party) {
+    const double* theirs = all.data<double>() + party * all.size(1);
+    const double n = theirs[0];
+    if (n == 0) continue;
+    const double share = n / (total + n);
+    for (int64_t c = 0; c < channels; ++c) {
+      double &mean = result[c], &variance = result[channels + c];
+      const double delta = theirs[1 + c] - mean;
+      mean += delta * share;
+      variance +=
+          (theirs[1 + channels + c] - variance) * share + delta * delta * share * (1 - share);
+    }
+    total += n;
+  }
+  return total;
+}
+
+/// x summed over all parties; so is its gradient, since each party's x reaches each party's y.
+struct SharedSum {
+  static constexpr const char* name = "batch_norm's shared sum";
+  static constexpr unsigned saves = 0;
+  std::shared_ptr<BatchNormReduction> shared;
+
+  Tensor forward(const Tensor& x) {
+    const Tensor y = x.contiguous().clone();
+    shared->sum(y);
+    return y;
+  }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
+    dx.set(0, apply(SharedSum{shared}, dy));
+  }
+};
+
 struct BatchNorm {
   static constexpr const char* name = "batch_norm";
   static constexpr unsigned saves = kInput(0) | kInput(1);
   Tensor running_mean, running_var;
   bool by_batch, has_weight;
   double momentum, eps;
+  std::shared_ptr<BatchNormReduction> shared;
   double count =
       std::numeric_limits<double>::infinity();  // values per channel behind the statistics
   Tensor statistics = {};                       // [2, C] f64
@@ -34,7 +80,15 @@ struct BatchNorm {
     if (by_batch) {
       kernels::batch_norm_statistics.on(x.device())(statistics, x);
       count = static_cast<double>(x.numel() / x.size(1));
-      if (running_mean.defined()) {
+      if (shared) {
+        const double own = count;
+        count = combine(*shared, statistics, own);
+        LOCKSTEP_CHECK(count >= 2, ShapeError,
+                       "batch_norm: training needs more than one value per channel, and all ranks "
+                       "together have ",
+                       count, "; this one has ", own, " in ", x.shape());
+      }
+      if (running_mean.defined() && count > 0) {
         const Tensor mean = statistics[0].to(running_mean.dtype()),
                      var = statistics[1].to(running_var.dtype());
         running_mean.mul_(1 - momentum).add_(mean, momentum);
@@ -57,9 +111,15 @@ struct BatchNorm {
     const Tensor dy = in_order_of(x, dy_any);
     const Tensor sums = empty(statistics.shape(), {.dtype = DType::f64, .device = x.device()});
     kernels::batch_norm_sums.on(x.device())(sums, dy, x, statistics);
+    Tensor sums_of_all = sums;
+    if (shared) {  // also where this party needs no dx: another one may
+      sums_of_all = sums.clone();
+      shared->sum(sums_of_all);
+    }
     if (dx.needed(0)) {
       Tensor g = empty_like(x);
-      kernels::batch_norm_backward.on(x.device())(g, dy, x, statistics, sums, weight, count, eps);
+      kernels::batch_norm_backward.on(x.device())(g, dy, x, statistics, sums_of_all, weight, count,
+                                                  eps);
       dx.set(0, std::move(g));
     }
     if (dx.needed(1)) dx.set(1, (sums[1] / sqrt(statistics[1] + eps)).to(x.dtype()));
@@ -73,20 +133,24 @@ struct BatchNorm {
     for (int d = 0; d < x.dim(); ++d)
       if (d != 1) others.push_back(d);
     per_channel[1] = x.size(1);
+    const auto over_batch = [&](const Tensor& t) {  // [1, C, 1, ...]
+      if (!shared) return mean(t, others, true);
+      return apply(SharedSum{shared}, sum(t, others, true)) / count;
+    };
     Tensor centre, variance;
     if (by_batch) {
-      centre = mean(x, others, true);
-      variance = mean(square(x - centre), others, true);
+      centre = over_batch(x);
+      variance = over_batch(square(x - centre));
     } else {
       centre = statistics[0].to(x.dtype()).reshape(per_channel);
       variance = statistics[1].to(x.dtype()).reshape(per_channel);
     }
     const Tensor rstd = 1.0 / sqrt(variance + eps);
     const Tensor normal = (x - centre) * rstd;
-    if (dx.needed(0)) {
+    if (dx.needed(0) || shared) {
       Tensor g = has_weight ? dy * weight.reshape(per_channel) : dy;
-      if (by_batch) g = g - mean(g, others, true) - normal * mean(g * normal, others, true);
-      dx.set(0, g * rstd);
+      if (by_batch) g = g - over_batch(g) - normal * over_batch(g * normal);
+      if (dx.needed(0)) dx.set(0, g * rstd);
     }
     if (dx.needed(1)) dx.set(1, sum(dy * normal, others));
     if (dx.needed(2)) dx.set(2, sum(dy, others));
@@ -96,7 +160,8 @@ struct BatchNorm {
 }  // namespace
 
 Tensor batch_norm(const Tensor& x, Tensor running_mean, Tensor running_var, const Tensor& weight,
-                  const Tensor& bias, bool training, double momentum, double eps) {
+                  const Tensor& bias, bool training, double momentum, double eps,
+                  std::shared_ptr<BatchNormReduction> shared) {
   LOCKSTEP_CHECK(x.dim() >= 2, ShapeError, "batch_norm: the input is [N, C] or [N, C, ...], got ",
                  x.shape());
   LOCKSTEP_CHECK(running_mean.defined() == running_var.defined(), ValueError,
@@ -112,10 +177,12 @@ Tensor batch_norm(const Tensor& x, Tensor running_mean, Tensor running_var, cons
                    "; weight, bias and running statistics too, got ", t->dtype());
   }
   const bool by_batch = training || !running_mean.defined();
-  LOCKSTEP_CHECK(!training || x.numel() != channels, ShapeError,
+  if (!training) shared = nullptr;
+  LOCKSTEP_CHECK(!training || shared || x.numel() != channels, ShapeError,
                  "batch_norm: training needs more than one value per channel, got ", x.shape());
   const bool dense = x.is_contiguous() || x.is_channels_last();
-  return apply(BatchNorm{running_mean, running_var, by_batch, weight.defined(), momentum, eps},
+  return apply(BatchNorm{running_mean, running_var, by_batch, weight.defined(), momentum, eps,
+                         std::move(shared)},
                dense ? x : x.contiguous(), weight.defined() ? weight.contiguous() : weight,
                bias.defined() ? bias.contiguous() : bias);
 }

@@ -1,26 +1,43 @@
 // batch_norm: each channel normalised over the batch (Ioffe and Szegedy, 2015). The four kernels
-// keep the statistics apart from their use, so that SyncBatchNorm can reduce them across ranks in
-// between.
+// keep the statistics apart from their use, so that several parties (ranks) that hold parts of one
+// batch can join them in between: what lies between is a BatchNormReduction.
 #pragma once
+
+#include <memory>
 
 #include <lockstep/tensor/tensor.h>
 
 namespace lockstep {
+
+/// How the parties that share a batch exchange what they know of it. Each party makes the same
+/// calls in the same order, whatever part of the batch it holds, none included.
+class LOCKSTEP_API BatchNormReduction {
+ public:
+  virtual ~BatchNormReduction() = default;
+  /// What each party gives, by party: [parties, ...t's shape].
+  virtual Tensor gather(const Tensor& t) = 0;
+  /// In place: the sum of what all parties give.
+  virtual void sum(const Tensor& t) = 0;
+};
 
 /// y = (x - mean) / sqrt(variance + eps) * weight + bias per channel; x is [N, C] or [N, C, ...],
 /// the others [C]. weight and bias may be undefined. In training mean and (biased) variance are the
 /// batch's, and the running ones move towards them in place (the variance as unbiased estimate):
 ///   running = (1 - momentum) running + momentum batch
 /// Otherwise the running ones are used; where they are undefined, always the batch's. The result
-/// keeps x's memory order. ShapeError: sizes that do not fit, or a training batch with one value
-/// per channel.
+/// keeps x's memory order. An empty batch changes no running statistics. With `shared`, a training
+/// batch is what all its parties hold together, as are the sums behind x's gradient; the gradients
+/// of weight and bias are this party's part. ShapeError: sizes that do not fit, or a training batch
+/// with one value per channel (with `shared`: fewer than two, thrown by every party).
 LOCKSTEP_API Tensor batch_norm(const Tensor& x, Tensor running_mean, Tensor running_var,
                                const Tensor& weight = {}, const Tensor& bias = {},
-                               bool training = false, double momentum = 0.1, double eps = 1e-5);
+                               bool training = false, double momentum = 0.1, double eps = 1e-5,
+                               std::shared_ptr<BatchNormReduction> shared = nullptr);
 
 namespace kernels {
 // x, y, dx and dy have one shape [N, C, ...] and one memory order: row-major or channels-last.
-// Statistics and sums are f64, row-major; weight and bias [C], or undefined.
+// Statistics and sums are f64, row-major; weight and bias [C], or undefined. An empty batch has
+// statistics and sums of 0.
 
 /// statistics [2, C]: mean and biased variance of each channel.
 LOCKSTEP_API extern Kernel<void(const Tensor& statistics, const Tensor& x)> batch_norm_statistics;

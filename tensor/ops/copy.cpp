@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include <lockstep/tensor/cpu/convert_rows.h>
 #include <lockstep/tensor/loops.h>
 #include <lockstep/tensor/parallel.h>
 
@@ -95,9 +96,15 @@ int transposed_dim(const LoopPlan& plan, int64_t bytes) {
 
 // ---- rows ----
 
+template <class T>
+inline constexpr bool is_two_byte_float = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
+
 template <class To, class From>
 To convert(From v) {
-  if constexpr (std::is_same_v<To, bool>) return v != From{};
+  if constexpr (is_two_byte_float<From> && !is_two_byte_float<To>)
+    return convert<To>(static_cast<float>(v));
+  else if constexpr (std::is_same_v<To, bool>)
+    return v != From{};
   // PyTorch's way around what C++ leaves undefined: negative numbers wrap around.
   else if constexpr (std::is_same_v<To, uint8_t> && std::is_floating_point_v<From>)
     return static_cast<uint8_t>(static_cast<int64_t>(v));
@@ -110,7 +117,10 @@ void convert_row(void*, char* const* data, const int64_t* strides, int64_t n, in
   if (strides[0] == sizeof(To) && strides[1] == sizeof(From)) {
     To* to = reinterpret_cast<To*>(data[0]);
     const From* from = reinterpret_cast<const From*>(data[1]);
-    for (int64_t i = 0; i < n; ++i) to[i] = convert<To>(from[i]);
+    if constexpr (requires { cpu::convert_rows()(from, to, n); })
+      cpu::convert_rows()(from, to, n);
+    else
+      for (int64_t i = 0; i < n; ++i) to[i] = convert<To>(from[i]);
   } else {
     for (int64_t i = 0; i < n; ++i)
       *reinterpret_cast<To*>(data[0] + i * strides[0]) =
@@ -157,9 +167,9 @@ void copy_kernel(const Tensor& dst, const Tensor& src) {
   if (dst.dtype() != src.dtype()) {
     const Tensor* operands[] = {&dst, &src};
     const LoopPlan plan = LoopPlan::make(operands);
-    dispatch("copy", dst.dtype(), [&]<class To>(TypeTag<To>) {
-      dispatch("copy", src.dtype(),
-               [&]<class From>(TypeTag<From>) { plan.run(nullptr, convert_row<To, From>); });
+    dispatch_any(dst.dtype(), [&]<class To>(TypeTag<To>) {
+      dispatch_any(src.dtype(),
+                   [&]<class From>(TypeTag<From>) { plan.run(nullptr, convert_row<To, From>); });
     });
     return;
   }
@@ -186,7 +196,7 @@ void copy_kernel(const Tensor& dst, const Tensor& src) {
 
 void fill_kernel(const Tensor& t, double value) {
   if (t.numel() == 0) return;
-  dispatch("fill_", t.dtype(), [&]<class T>(TypeTag<T>) {
+  dispatch_any(t.dtype(), [&]<class T>(TypeTag<T>) {
     T v = convert<T>(value);
     if (t.is_contiguous() && t.numel() <= kPiece) {
       std::fill_n(t.data<T>(), t.numel(), v);

@@ -7,7 +7,8 @@
 namespace lockstep::detail {
 
 /// dst = src, element by element: src broadcasts to dst's shape and converts to its dtype as C++
-/// does (to bool: whether it differs from 0). Any strides; the two must not overlap.
+/// does (to bool: whether it differs from 0; to f16 and bf16: to nearest, ties to even, rounded once
+/// from any dtype). Any strides; the two must not overlap.
 LOCKSTEP_API void copy_kernel(const Tensor& dst, const Tensor& src);
 /// Every element of t = value, converted to t's dtype.
 LOCKSTEP_API void fill_kernel(const Tensor& t, double value);

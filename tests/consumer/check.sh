@@ -11,10 +11,12 @@ cmake -S "$source/tests/consumer" -B "$work/installed" -G Ninja -DCMAKE_PREFIX_P
 cmake --build "$work/installed" >/dev/null
 "$work/installed/app"
 
-# The program that the README shows compiles as it stands there.
-sed -n '/^```cpp$/,/^```$/p' "$source/README.md" | sed '/^```/d' >"$work/readme.cpp"
-grep -q 'int main' "$work/readme.cpp"
-c++ -std=c++20 -Wall -Wextra -Werror -fsyntax-only -I"$work/prefix/include" "$work/readme.cpp"
+# The programs that the documentation shows compile as they stand there.
+for page in README.md docs/checkpoints.md; do
+  sed -n '/^```cpp$/,/^```$/p' "$source/$page" | sed '/^```/d' >"$work/shown.cpp"
+  grep -q 'int main' "$work/shown.cpp"
+  c++ -std=c++20 -Wall -Wextra -Werror -fsyntax-only -I"$work/prefix/include" "$work/shown.cpp"
+done
 
 # The umbrella header may pull in the standard library and Lockstep, and nothing else.
 echo '#include <lockstep/lockstep.h>' >"$work/umbrella.cpp"

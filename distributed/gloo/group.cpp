@@ -1,0 +1,211 @@
+// From calls to works on queues, and the plug-in's entrance.
+#include <lockstep/distributed/gloo/group.h>
+
+#include <gloo/transport/tcp/device.h>
+
+#include <algorithm>
+
+#include <lockstep/distributed/single_group.h>
+
+namespace lockstep::dist::gloo_backend {
+
+// ---- works ----
+
+bool GlooWork::done() const {
+  std::lock_guard lock(mutex_);
+  return done_;
+}
+
+void GlooWork::run() {
+  std::exception_ptr error;
+  try {
+    session_->run(call_);
+  } catch (const std::exception&) {
+    error = std::current_exception();
+  }
+  std::lock_guard lock(mutex_);
+  call_.call.inputs.clear();
+  call_.call.outputs.clear();
+  error_ = error;
+  done_ = true;
+  finished_.notify_all();
+}
+
+void GlooWork::wait(Milliseconds timeout) {
+  Clock::time_point deadline = call_.deadline;
+  if (timeout.count() > 0) deadline = std::min(deadline, Clock::now() + timeout);
+  std::unique_lock lock(mutex_);
+  while (!done_) {
+    const auto slice =
+        std::clamp<Clock::duration>(deadline - Clock::now(), Milliseconds(1), Milliseconds(200));
+    if (finished_.wait_for(lock, slice, [this] { return done_; })) break;
+    lock.unlock();
+    if (Clock::now() >= deadline)
+      session_->be_late();
+    else
+      session_->look();
+    lock.lock();
+  }
+  lock.unlock();
+  if (error_) std::rethrow_exception(error_);
+  run_then();
+}
+
+bool GlooWork::is_completed() {
+  if (!done()) {
+    if (Clock::now() >= call_.deadline)
+      session_->be_late();
+    else
+      session_->look();
+    return done();
+  }
+  if (!error_) run_then();
+  return true;
+}
+
+std::exception_ptr GlooWork::exception() const {
+  std::lock_guard lock(mutex_);
+  return error_;
+}
+
+// ---- queues ----
+
+void Queue::push(std::shared_ptr<GlooWork> work) {
+  std::lock_guard lock(mutex_);
+  works_.push_back(std::move(work));
+  if (!thread_.joinable()) thread_ = quiet_thread([this] { run(); });
+  changed_.notify_all();
+}
+
+void Queue::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return closing_ || !works_.empty(); });
+    if (works_.empty()) break;
+    const std::shared_ptr<GlooWork> work = std::move(works_.front());
+    works_.pop_front();
+    lock.unlock();
+    work->run();
+    lock.lock();
+  }
+  over_ = true;
+  changed_.notify_all();
+}
+
+void Queue::close(const std::function<void()>& idle) {
+  std::unique_lock lock(mutex_);
+  closing_ = true;
+  changed_.notify_all();
+  if (!thread_.joinable()) return;
+  while (!changed_.wait_for(lock, Milliseconds(200), [this] { return over_; })) {
+    lock.unlock();
+    idle();
+    lock.lock();
+  }
+  lock.unlock();
+  thread_.join();
+}
+
+// ---- the group ----
+
+GlooGroup::~GlooGroup() {
+  try {
+    if (!destroyed_ && std::uncaught_exceptions() > exceptions_at_birth_)
+      abort("it was left by an exception");
+    destroy();
+  } catch (...) {
+    // Nobody is left to hear of it.
+  }
+}
+
+void GlooGroup::check_usable(std::string_view what) const {
+  LOCKSTEP_CHECK(!destroyed_, DistError, what, ": the group was destroyed on this rank");
+}
+
+WorkPtr GlooGroup::start(Collective call) {
+  NumberedCall numbered{.call = std::move(call)};
+  const Collective& c = numbered.call;
+  const Tensor& model = c.model();
+  LOCKSTEP_CHECK(!model.defined() || model.device().is_cpu(), DeviceError, name_of(c.kind),
+                 ": this group works on CPU tensors, got one on ", model.device(),
+                 "; move it with to(Device{})");
+  std::lock_guard lock(mutex_);
+  const bool sends = c.kind == CollectiveKind::send;
+  const int queue = numbered.point_to_point() ? 2 * c.root + (sends ? 0 : 1) : -1;
+  numbered.sequence = ++sequences_[queue];
+  check_usable(numbered.text());
+  numbered.timeout = c.options.timeout.count() > 0 ? c.options.timeout : session_->setup().timeout;
+  numbered.deadline = Clock::now() + numbered.timeout;
+  numbered.key = numbered.bare_text();
+  if (numbered.point_to_point())  // the same on both sides
+    numbered.key = str_cat(numbered.sequence, " from ", sends ? rank() : c.root, " to ",
+                           sends ? c.root : rank(), " of ", model.dtype(), ' ', model.shape());
+  auto work = std::make_shared<GlooWork>(session_, std::move(numbered));
+  queues_[queue].push(work);
+  return work;
+}
+
+std::shared_ptr<ProcessGroup> GlooGroup::make(GlooSetup setup) const {
+  if (setup.ranks.size() == 1) return std::make_shared<SingleGroup>();
+  return std::make_shared<GlooGroup>(
+      std::make_shared<Session>(std::move(setup), session_->device()));
+}
+
+std::shared_ptr<ProcessGroup> GlooGroup::child() {
+  check_usable("child");
+  GlooSetup setup = session_->setup();
+  setup.name += str_cat(".", ++groups_);
+  return make(std::move(setup));
+}
+
+std::shared_ptr<ProcessGroup> GlooGroup::new_group(const std::vector<int>& ranks) {
+  check_usable("new_group");
+  GlooSetup setup = session_->setup();
+  std::vector<int> members;
+  int mine = -1;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    LOCKSTEP_CHECK(ranks[i] >= 0 && ranks[i] < size(), ValueError, "new_group: there is no rank ",
+                   ranks[i], " among ", size());
+    LOCKSTEP_CHECK(std::count(ranks.begin(), ranks.end(), ranks[i]) == 1, ValueError,
+                   "new_group: rank ", ranks[i], " is named twice");
+    if (ranks[i] == rank()) mine = static_cast<int>(i);
+    members.push_back(setup.ranks[static_cast<size_t>(ranks[i])]);
+  }
+  setup.name += str_cat(".", ++groups_);
+  if (mine < 0) return nullptr;
+  setup.ranks = std::move(members);
+  setup.rank = mine;
+  return make(std::move(setup));
+}
+
+void GlooGroup::abort(const std::string& text) {
+  const int job_rank = session_->setup().ranks[static_cast<size_t>(rank())];
+  session_->abort(str_cat("aborted by rank ", job_rank, ": ", text));
+}
+
+void GlooGroup::destroy() {
+  {
+    std::lock_guard lock(mutex_);
+    if (std::exchange(destroyed_, true)) return;
+  }
+  for (auto& [which, queue] : queues_) queue.close([this] { session_->look(); });
+  session_->leave();
+}
+
+}  // namespace lockstep::dist::gloo_backend
+
+extern "C" LOCKSTEP_API std::shared_ptr<lockstep::dist::ProcessGroup> lockstep_gloo_group(
+    lockstep::dist::GlooSetup& setup) {
+  using namespace lockstep::dist;
+  using namespace lockstep::dist::gloo_backend;
+  if (setup.ranks.size() == 1) return std::make_shared<SingleGroup>();
+  std::shared_ptr<gloo::transport::Device> device;
+  try {
+    with_signals_blocked(
+        [&] { device = gloo::transport::tcp::CreateDevice(setup.address.c_str()); });
+  } catch (const std::exception& e) {
+    lockstep::fail<lockstep::DistError>("init: Gloo cannot listen at ", setup.address, ": ",
+                                        e.what());
+  }
+  return std::make_shared<GlooGroup>(std::make_shared<Session>(setup, std::move(device)));
+}

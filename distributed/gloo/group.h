@@ -1,0 +1,87 @@
+// GlooGroup: the ProcessGroup over Gloo. Collectives run one after the other on a thread of the group,
+// since Gloo's calls block; what goes to or comes from one rank has a thread of its own, so a receive
+// holds up nothing else. Threads start with the first call that needs them.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include <lockstep/distributed/gloo/session.h>
+
+namespace lockstep::dist::gloo_backend {
+
+class GlooWork final : public Work {
+ public:
+  GlooWork(std::shared_ptr<Session> session, NumberedCall call)
+      : session_(std::move(session)), call_(std::move(call)), outputs_(call_.call.outputs) {}
+  void wait(Milliseconds timeout) override;
+  bool is_completed() override;
+  std::exception_ptr exception() const override;
+  uint64_t sequence_number() const override { return call_.sequence; }
+  std::vector<Tensor> result() const override { return outputs_; }
+
+  /// On the group's thread.
+  void run();
+
+ private:
+  bool done() const;
+
+  std::shared_ptr<Session> session_;
+  NumberedCall call_;
+  std::vector<Tensor> outputs_;
+  mutable std::mutex mutex_;
+  std::condition_variable finished_;
+  bool done_ = false;
+  std::exception_ptr error_;
+};
+
+/// Works, done in order by one thread.
+class Queue {
+ public:
+  void push(std::shared_ptr<GlooWork> work);
+  /// Ends the thread once all is done. `idle` is called now and then meanwhile.
+  void close(const std::function<void()>& idle);
+
+ private:
+  void run();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<GlooWork>> works_;
+  bool closing_ = false, over_ = false;
+  std::thread thread_;
+};
+
+class GlooGroup final : public ProcessGroup {
+ public:
+  explicit GlooGroup(std::shared_ptr<Session> session) : session_(std::move(session)) {}
+  /// Completes outstanding work and says goodbye; aborts instead while an exception unwinds the
+  /// stack.
+  ~GlooGroup() override;
+
+  std::string_view backend() const override { return "gloo"; }
+  int rank() const override { return session_->rank(); }
+  int size() const override { return session_->size(); }
+  WorkPtr start(Collective call) override;
+  std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks) override;
+  std::shared_ptr<ProcessGroup> child() override;
+  void abort(const std::string& text) override;
+  void destroy() override;
+
+ private:
+  std::shared_ptr<ProcessGroup> make(GlooSetup setup) const;
+  void check_usable(std::string_view what) const;
+
+  std::shared_ptr<Session> session_;
+  std::mutex mutex_;
+  std::map<int, Queue> queues_;        // -1: collectives; else 2 * rank, + 1 for what comes
+  std::map<int, uint64_t> sequences_;  // by queue
+  int groups_ = 0;                     // made from this one
+  bool destroyed_ = false;
+  int exceptions_at_birth_ = std::uncaught_exceptions();
+};
+
+}  // namespace lockstep::dist::gloo_backend

@@ -1,0 +1,322 @@
+// Connecting, running, and finding out what went wrong.
+#include <lockstep/distributed/gloo/session.h>
+
+#include <signal.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <future>
+
+#include <lockstep/distributed/gloo/exchange.h>
+#include <lockstep/distributed/store_wire.h>
+
+namespace lockstep::dist::gloo_backend {
+
+namespace {
+
+constexpr Milliseconds kLookEvery(200);
+constexpr Milliseconds kOthersTime(1000);  // for the others' last calls
+constexpr Milliseconds kReasonTime(2500);  // for a reason that somebody else is finding out
+constexpr Milliseconds kLastBreath(500);   // what a dead rank had sent may still complete a call
+
+Milliseconds left_until(Clock::time_point deadline) {
+  return std::max(std::chrono::ceil<Milliseconds>(deadline - Clock::now()), Milliseconds(1));
+}
+
+std::vector<char> entry_of(const std::string& addresses, int rank) {
+  store_wire::Unpacker in(addresses);
+  std::string_view entry;
+  for (int r = 0; r <= rank; ++r) entry = in.text(store_wire::kMostValueBytes);
+  LOCKSTEP_CHECK(in.ok(), DistError, "gloo: a rank's list of addresses is too short");
+  return {entry.begin(), entry.end()};
+}
+
+}  // namespace
+
+void with_signals_blocked(const std::function<void()>& f) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    f();
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+std::string NumberedCall::bare_text() const {
+  return str_cat(call.text(), ", sequence number ", sequence);
+}
+std::string NumberedCall::text() const {
+  const std::string& label = call.options.label;
+  return str_cat(bare_text(), label.empty() ? std::string() : str_cat(" (", label, ")"));
+}
+
+// ---- the beginning ----
+
+Session::Session(GlooSetup setup, std::shared_ptr<gloo::transport::Device> device)
+    : setup_(std::move(setup)), device_(std::move(device)) {
+  const char* debug = std::getenv("LOCKSTEP_DEBUG");
+  compares_ = debug && std::string_view(debug) == "detail";
+  const Clock::time_point deadline = Clock::now() + setup_.join_timeout;
+  context_ = std::make_shared<WatchedContext>(device_, rank(), size(), setup_.join_timeout);
+
+  // Gloo blocks while it connects, so somebody else watches the others.
+  std::promise<void> done;
+  std::future<void> connected = done.get_future();
+  std::thread worker = quiet_thread([&] {
+    try {
+      connect(deadline);
+      done.set_value();
+    } catch (...) {
+      done.set_exception(std::current_exception());
+    }
+  });
+  while (connected.wait_for(Milliseconds(50)) != std::future_status::ready) {
+    look();
+    if (Clock::now() > deadline + Milliseconds(500))
+      stop(str_cat("the ranks did not connect within ", setup_.join_timeout.count(), " ms"));
+  }
+  worker.join();
+  try {
+    connected.get();
+  } catch (const std::exception& e) {
+    std::string why = end();
+    if (why.empty()) {
+      const Clock::time_point until = Clock::now() + kOthersTime;
+      do {
+        why = who_is_gone(Milliseconds(0));
+      } while (why.empty() && Clock::now() < until &&
+               (std::this_thread::sleep_for(Milliseconds(50)), true));
+    }
+    fail<DistError>("gloo: connecting the ranks: ", conclude(why.empty() ? e.what() : why));
+  }
+}
+
+void Session::connect(Clock::time_point deadline) {
+  WatchedTransport& transport = context_->transport();
+  store_wire::Packer mine;
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) {
+      mine.text({});
+      continue;
+    }
+    const std::vector<char> address = transport.createPair(r)->address().bytes();
+    mine.text({address.data(), address.size()});
+  }
+  setup_.store->set(key("address", rank()), mine.bytes());
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) continue;
+    std::optional<std::string> theirs;
+    while (!(theirs = setup_.store->try_get(key("address", r), kLookEvery))) {
+      transport.check();
+      LOCKSTEP_CHECK(Clock::now() < deadline, DistError, "rank ", job_rank(r),
+                     " did not come within ", setup_.join_timeout.count(), " ms");
+    }
+    transport.getPair(r)->connect(entry_of(*theirs, rank()));
+    transport.check();
+  }
+  // A connection may be a stranger's, who came first: only who answers here is a rank.
+  meet_all(context_, tag_of(setup_.name), left_until(deadline));
+  setup_.store->remove(key("address", rank()));
+}
+
+// ---- one call ----
+
+void Session::run(const NumberedCall& call) {
+  const auto refuse = [&](const std::string& why) {
+    fail<DistError>(call.text(), ": ", why, "; last completed: ", last_completed_);
+  };
+  if (const std::string over = end(); !over.empty()) refuse(over);
+  try {
+    if (compares_ && !call.point_to_point()) compare(call);
+    if (Clock::now() >= call.deadline) {
+      be_late();
+      context_->transport().check();
+    }
+    exchange(context_, call.call, tag_of(call.key), left_until(call.deadline));
+  } catch (const std::exception& e) {
+    refuse(explain(call, e.what()));
+  }
+  std::lock_guard lock(mutex_);
+  if (!call.point_to_point()) last_completed_ = call.text();
+}
+
+void Session::compare(const NumberedCall& call) {
+  const auto place = [&](uint64_t sequence, int rank) {
+    return key(str_cat("call/", sequence), rank);
+  };
+  setup_.store->set(place(call.sequence, rank()), call.bare_text());
+  std::map<int, std::string> others;
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) continue;
+    std::optional<std::string> theirs;
+    while (!(theirs = setup_.store->try_get(place(call.sequence, r), kLookEvery))) {
+      context_->transport().check();
+      if (Clock::now() >= call.deadline) {
+        be_late();
+        context_->transport().check();
+      }
+    }
+    others[r] = *theirs;
+  }
+  // Everybody has written this one, so everybody has read the one before.
+  if (call.sequence > 1) setup_.store->remove(place(call.sequence - 1, rank()));
+  if (std::any_of(others.begin(), others.end(),
+                  [&](const auto& o) { return o.second != call.bare_text(); }))
+    stop(disagreement(call, others));
+  context_->transport().check();
+}
+
+// ---- the end ----
+
+std::string Session::end() const {
+  std::lock_guard lock(mutex_);
+  return late_ ? std::string() : end_;
+}
+
+void Session::stop(const std::string& text) {
+  {
+    std::lock_guard lock(mutex_);
+    if (end_.empty() || late_) end_ = text;
+    late_ = false;
+  }
+  if (context_) context_->transport().stop(text);
+}
+
+void Session::be_late() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!end_.empty()) return;
+    late_ = true;
+    end_ = "late";  // until it is known who was
+  }
+  context_->transport().stop("late");
+}
+
+void Session::look() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!end_.empty() || Clock::now() - looked_ < kLookEvery) return;
+    looked_ = Clock::now();
+  }
+  try {
+    if (const auto why = setup_.store->try_get(key("end"))) return stop(*why);
+  } catch (const DistError&) {
+    // Without its store rank 0 is gone, which the next lines find.
+  }
+  const std::string gone = who_is_gone(kLastBreath);
+  if (gone.find("died") != std::string::npos) stop(gone);
+}
+
+// The ranks of this group that died, or else that left.
+std::string Session::who_is_gone(Milliseconds at_least) {
+  std::string left;
+  for (const Store::Lost& lost : setup_.store->lost()) {
+    const auto here = std::find(setup_.ranks.begin(), setup_.ranks.end(), lost.rank);
+    if (here == setup_.ranks.end() || here - setup_.ranks.begin() == rank()) continue;
+    if (!lost.left && (lost.since >= at_least || lost.pid == 0)) return lost.text();
+    if (lost.left) left = lost.text();
+  }
+  for (int r = 0; r < size() && left.empty(); ++r) {
+    try {
+      if (r != rank() && setup_.store->try_get(key("left", r)))
+        left = str_cat("rank ", job_rank(r), " has left");
+    } catch (const DistError&) {
+      break;
+    }
+  }
+  return left;
+}
+
+std::string Session::explain(const NumberedCall& call, const std::string& what) {
+  std::lock_guard one_at_a_time(explaining_);
+  if (const std::string known = end(); !known.empty()) return conclude(known);
+  bool late;
+  {
+    std::lock_guard lock(mutex_);
+    late = late_ || Clock::now() + Milliseconds(10) >= call.deadline;
+  }
+  context_->transport().stop(what);
+  return conclude(diagnose(call, what, late));
+}
+
+std::string Session::diagnose(const NumberedCall& call, const std::string& what, bool late) {
+  std::map<int, std::string> others;
+  try {
+    setup_.store->set(key("last", rank()), call.bare_text());
+    const Clock::time_point until = Clock::now() + (late ? kOthersTime : kReasonTime);
+    do {
+      if (const auto why = setup_.store->try_get(key("end"))) return *why;
+      if (const std::string gone = who_is_gone(Milliseconds(0)); !gone.empty()) return gone;
+      for (int r = 0; r < size() && late; ++r) {
+        if (r == rank() || others.contains(r)) continue;
+        if (const auto theirs = setup_.store->try_get(key("last", r))) others[r] = *theirs;
+      }
+      if (late && static_cast<int>(others.size()) == size() - 1) break;
+      std::this_thread::sleep_for(Milliseconds(30));
+    } while (Clock::now() < until);
+  } catch (const DistError& e) {
+    const std::string gone = who_is_gone(Milliseconds(0));
+    return gone.empty() ? e.what() : gone;
+  }
+  return late ? disagreement(call, others) : what;
+}
+
+std::string Session::disagreement(const NumberedCall& call,
+                                  const std::map<int, std::string>& others) const {
+  const bool differ = std::any_of(others.begin(), others.end(),
+                                  [&](const auto& o) { return o.second != call.bare_text(); });
+  std::string calls, absent;
+  int missing = 0;
+  for (int r = 0; r < size(); ++r) {
+    const bool known = r == rank() || others.contains(r);
+    if (!known) absent += str_cat(missing++ ? ", " : "", job_rank(r));
+    if (known && differ)
+      calls += str_cat("; rank ", job_rank(r), ": ", r == rank() ? call.bare_text() : others.at(r));
+  }
+  if (differ && !call.point_to_point())
+    return str_cat("ranks disagree", calls,
+                   "; all ranks must call the same collectives in the same order");
+  const std::string who = str_cat(missing > 1 ? "ranks " : "rank ", absent);
+  const std::string waited = str_cat(" within ", call.timeout.count(), " ms (rank ",
+                                     job_rank(rank()), " waited in ", call.text(), ")");
+  if (missing == 0) return str_cat("all ranks arrived but not all finished", waited, calls);
+  // Of these a rank may be done before the others have begun.
+  const CollectiveKind kind = call.call.kind;
+  const bool all_wait = kind == CollectiveKind::all_reduce || kind == CollectiveKind::all_gather ||
+                        kind == CollectiveKind::reduce_scatter ||
+                        kind == CollectiveKind::all_to_all || kind == CollectiveKind::barrier;
+  return all_wait ? str_cat(who, " did not arrive", waited)
+                  : str_cat("no word from ", who, ", late or done with it,", waited, calls);
+}
+
+// The first reason that any rank found stands for all.
+std::string Session::conclude(const std::string& text) {
+  std::string stands = text;
+  try {
+    stands = setup_.store->set_once(key("end"), text);
+  } catch (const DistError&) {
+    // Then it stands here alone.
+  }
+  setup_.store->expect_readers();
+  stop(stands);
+  std::lock_guard lock(mutex_);
+  end_ = stands;
+  return stands;
+}
+
+void Session::abort(const std::string& text) { conclude(text); }
+
+void Session::leave() noexcept {
+  try {
+    if (end().empty()) setup_.store->set(key("left", rank()), "1");
+  } catch (const Error&) {
+    // The store is gone, and with it whoever would have read this.
+  }
+  context_.reset();  // what was sent is still delivered
+}
+
+}  // namespace lockstep::dist::gloo_backend

@@ -1,0 +1,32 @@
+// The door to the gloo plug-in, liblockstep_gloo.so: loaded from beside liblockstep.so on first use,
+// so that the library itself does not need Gloo.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <lockstep/distributed/store.h>
+
+namespace lockstep::dist {
+
+/// A group over Gloo's TCP: which ranks of the store's job it has, and where they meet.
+struct GlooSetup {
+  std::shared_ptr<Store> store;
+  std::string name;        // prefix of its keys; unique in the job
+  std::vector<int> ranks;  // the job's ranks, by rank in the group
+  int rank = 0;            // this process's, in the group
+  std::string address;     // this host's, where Gloo listens
+  Milliseconds timeout;    // of collectives
+  Milliseconds join_timeout;
+};
+
+/// Connects the ranks; a collective call. Throws DistError when the plug-in cannot be loaded, with
+/// the reason, or when the ranks do not meet.
+std::shared_ptr<ProcessGroup> make_gloo_group(GlooSetup setup);
+
+/// What the plug-in exports under kGlooFactory. It takes the setup and returns a group.
+using GlooFactory = std::shared_ptr<ProcessGroup> (*)(GlooSetup&);
+inline constexpr const char* kGlooFactory = "lockstep_gloo_group";
+
+}  // namespace lockstep::dist

@@ -1,0 +1,90 @@
+// HostOperation: a collective over several hosts as three stages: *gather* among the ranks of each
+// host, *cross* between one leader per host, *spread* within each host again. Nothing here has a
+// thread; whoever waits or asks moves all operations of the group on. Stages of one sort start in the
+// order of the operations, so every rank starts the same ones in the same order.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <string>
+
+#include <lockstep/distributed/process_group.h>
+
+namespace lockstep::dist {
+
+/// How much longer than the operation's own time a later stage may take: the reason why an earlier
+/// one failed, elsewhere, must get here first.
+inline constexpr Milliseconds kCrossGrace{500}, kSpreadGrace{6000};
+
+/// What an operation does, on this rank. A stage without a function is nothing here.
+struct HostPlan {
+  std::function<WorkPtr()> gather, cross, spread;
+  std::function<void()> finish;  // with the result: into the outputs
+};
+
+class HostEngine;
+
+class HostOperation final : public Work {
+ public:
+  HostOperation(std::shared_ptr<HostEngine> engine, HostPlan plan, Collective call,
+                uint64_t sequence, Milliseconds timeout);
+  void wait(Milliseconds timeout) override;
+  bool is_completed() override;
+  std::exception_ptr exception() const override;
+  uint64_t sequence_number() const override { return sequence_; }
+  std::vector<Tensor> result() const override { return outputs_; }
+  /// "all_reduce(sum) of f32 [10], sequence number 5 (label)"
+  std::string text() const;
+
+ private:
+  friend class HostEngine;
+  struct Stage {
+    bool started = false, done = false;
+    WorkPtr work;
+    /// Whether it is done; throws what its work failed with.
+    bool look();
+  };
+  void forget();
+
+  std::shared_ptr<HostEngine> engine_;
+  HostPlan plan_;
+  Collective call_;
+  std::vector<Tensor> outputs_;
+  uint64_t sequence_;
+  std::chrono::steady_clock::time_point deadline_;
+  Stage gather_, cross_, spread_;
+  bool over_ = false;
+  std::exception_ptr error_;
+};
+
+/// The operations under way of one group, and its end.
+class HostEngine {
+ public:
+  /// Tells the other ranks of an end; gets the text, and whether it counts ranks within this host,
+  /// and returns the text that stands.
+  using Tell = std::function<std::string(const std::string& text, bool within_host)>;
+  explicit HostEngine(Tell tell) : tell_(std::move(tell)) {}
+
+  void issue(const std::shared_ptr<HostOperation>& operation);
+  /// Does what can be done without waiting.
+  void advance();
+  /// Blocks until this operation is over, or its own deadline.
+  void wait_for(HostOperation& operation, std::chrono::steady_clock::time_point deadline);
+  /// Completes everything.
+  void flush() noexcept;
+  /// All operations fail, now and later.
+  void fail(const std::string& text, bool within_host = false);
+  std::string end() const;
+
+ private:
+  friend class HostOperation;
+  void advance_locked();
+
+  Tell tell_;
+  mutable std::recursive_mutex mutex_;
+  std::deque<std::shared_ptr<HostOperation>> operations_;
+  std::string end_, last_completed_ = "nothing";
+};
+
+}  // namespace lockstep::dist

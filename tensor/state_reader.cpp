@@ -1,0 +1,43 @@
+#include <lockstep/tensor/state_reader.h>
+
+#include <limits>
+
+namespace lockstep {
+
+Tensor integer_entry(int64_t value) { return tensor<int64_t>({value}, Shape{}); }
+
+StateReader::StateReader(std::string owner, const NamedTensors& state)
+    : owner_(std::move(owner)), rest_(state.begin(), state.end()) {}
+
+Tensor StateReader::tensor(const std::string& name) {
+  auto entry = rest_.extract(name);
+  LOCKSTEP_CHECK(!entry.empty(), ValueError, owner_, ": the state has no entry '", name, "'");
+  return entry.mapped();
+}
+
+int64_t StateReader::integer(const std::string& name, int64_t least) {
+  const Tensor t = tensor(name);
+  LOCKSTEP_CHECK(t.numel() == 1 && t.dtype() == DType::i64, ValueError, owner_, ": entry '", name,
+                 "' must be one element of i64, and is ", t.dtype(), " ", t.shape());
+  const auto value = t.item<int64_t>();
+  LOCKSTEP_CHECK(value >= least, ValueError, owner_, ": entry '", name, "' must be at least ",
+                 least, ", and is ", value);
+  return value;
+}
+int64_t StateReader::integer(const std::string& name) {
+  return integer(name, std::numeric_limits<int64_t>::min());
+}
+
+double StateReader::number(const std::string& name) {
+  const Tensor t = tensor(name);
+  LOCKSTEP_CHECK(t.numel() == 1 && is_floating(t.dtype()), ValueError, owner_, ": entry '", name,
+                 "' must be one element of a floating dtype, and is ", t.dtype(), " ", t.shape());
+  return t.item<double>();
+}
+
+void StateReader::finish() const {
+  LOCKSTEP_CHECK(rest_.empty(), ValueError, owner_, ": entry '", rest_.begin()->first, "' and ",
+                 rest_.size() - 1, " more of the state belong to nothing here");
+}
+
+}  // namespace lockstep

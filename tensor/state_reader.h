@@ -1,0 +1,40 @@
+// StateReader: takes a state dict apart, entry by entry, for those who write load_state_dict. What
+// is missing, has another form or is left over is a ValueError that names the entry, so a dict from
+// a damaged file does no harm as long as everything is read before anything is changed.
+//
+//   StateReader in("Counter", state);
+//   const int64_t steps = in.integer("steps");
+//   in.finish();
+//   steps_ = steps;
+#pragma once
+
+#include <map>
+
+#include <lockstep/tensor/safetensors.h>
+
+namespace lockstep {
+
+/// A whole number as an entry of a state dict: i64, 0-d.
+LOCKSTEP_API Tensor integer_entry(int64_t value);
+
+class LOCKSTEP_API StateReader {
+ public:
+  /// `owner` is whose state it is, for messages.
+  StateReader(std::string owner, const NamedTensors& state);
+
+  /// Takes the entry of that name, of any form.
+  Tensor tensor(const std::string& name);
+  /// One element of dtype i64, at least `least`.
+  int64_t integer(const std::string& name, int64_t least);
+  int64_t integer(const std::string& name);
+  /// One element of floating dtype.
+  double number(const std::string& name);
+  /// Nothing may be left.
+  void finish() const;
+
+ private:
+  std::string owner_;
+  std::map<std::string, Tensor> rest_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,259 @@
+// Checkpoints that go wrong: a file that is damaged, foreign or does not fit changes nothing on any
+// rank, and a failed write spoils nothing.
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "checkpoint_program.h"
+#include "temporary_folder.h"
+
+using namespace checkpoints;
+
+// ---- files and programs that do not fit ----
+
+namespace {
+
+/// What every rank was told; empty texts for ranks that were told nothing.
+struct Told {
+  std::vector<std::string> type, text;
+};
+
+/// f runs on `size` ranks whose run must be unchanged after it, and still able to train.
+Told told(int size, const std::function<void(Program&)>& f) {
+  Told all{std::vector<std::string>(static_cast<size_t>(size)),
+           std::vector<std::string>(static_cast<size_t>(size))};
+  on_ranks(size, [&](dist::Group group) {
+    Program program(group, "adamw", 4);
+    program.train(2);
+    const Bits before = bits(program.checkpoint());
+    const auto r = static_cast<size_t>(group.rank());
+    try {
+      f(program);
+    } catch (const IoError& e) {
+      all.type[r] = "IoError";
+      all.text[r] = e.what();
+    } catch (const ValueError& e) {
+      all.type[r] = "ValueError";
+      all.text[r] = e.what();
+    } catch (const std::exception& e) {
+      all.type[r] = "another";
+      all.text[r] = e.what();
+    }
+    const std::string changed = first_difference(bits(program.checkpoint()), before);
+    require(changed.empty(), "an error changed " + changed);
+    program.train(4);
+  });
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "a file that is damaged or foreign changes nothing, on any rank, and says what is wrong") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "run.safetensors";
+  on_ranks(2, [&](dist::Group group) {
+    Program program(group, "adamw", 3);
+    program.train(3);
+    dist::save_checkpoint(path, program.checkpoint());
+  });
+  const Safetensors good = load_safetensors(path);
+  const std::string bytes = get_file(path);
+
+  using Change = std::function<void(NamedTensors&, Metadata&)>;
+  const auto set = [](const std::string& name, Tensor value) {
+    return [=](NamedTensors& entries, Metadata&) {
+      for (auto& [n, t] : entries)
+        if (n == name) t = value;
+    };
+  };
+  const auto drop = [](const std::string& name) {
+    return [=](NamedTensors& entries, Metadata&) {
+      REQUIRE(std::erase_if(entries, [&](auto& e) { return e.first == name; }) == 1);
+    };
+  };
+  const auto add = [](const std::string& name) {
+    return [=](NamedTensors& entries, Metadata&) { entries.emplace_back(name, ones({2})); };
+  };
+  const auto whole = [](int64_t v) { return tensor<int64_t>({v}, Shape{}); };
+  struct Case {
+    std::string what, type;
+    Change change;
+    std::vector<std::string> parts;
+  };
+  const std::vector<Case> cases{
+      {"a weight is missing", "ValueError", drop("model.b.bias"), {"b.bias", "'model'"}},
+      {"a weight has another shape",
+       "ValueError",
+       set("model.b.bias", ones({4})),
+       {"b.bias", "[4]"}},
+      {"an unknown weight", "ValueError", add("model.c.weight"), {"c.weight", "'model'"}},
+      {"an entry of no part", "ValueError", add("ema.weight"), {"'ema.weight'"}},
+      {"a name that only begins alike", "ValueError", add("models"), {"'models'"}},
+      {"a momentum of another shape",
+       "ValueError",
+       set("optimizer.state.1.exp_avg", ones({2, 2})),
+       {"state.1.exp_avg", "[2, 2]", "'optimizer'"}},
+      {"no learning rate",
+       "ValueError",
+       drop("optimizer.param_groups.0.lr"),
+       {"param_groups.0.lr"}},
+      {"a learning rate of three numbers",
+       "ValueError",
+       set("optimizer.param_groups.0.lr", ones({3})),
+       {"param_groups.0.lr", "[3]"}},
+      {"a count of steps that is none",
+       "ValueError",
+       set("optimizer.state.0.step", scalar(NAN)),
+       {"state.0.step", "nan"}},
+      {"a count beyond all bounds",
+       "ValueError",
+       set("optimizer.state.0.step", scalar(1e300)),
+       {"state.0.step"}},
+      {"negative schedule", "ValueError", set("schedule.steps", whole(-1)), {"'steps'", "-1"}},
+      {"a schedule of floats", "ValueError", set("schedule.steps", ones({})), {"'steps'", "f32"}},
+      {"no schedule", "ValueError", drop("schedule.steps"), {"'steps'", "'schedule'"}},
+      {"beyond the last sample",
+       "ValueError",
+       set("loader.samples", whole(79)),
+       {"79", "'loader'"}},
+      {"far beyond", "ValueError", set("loader.samples", whole(int64_t{1} << 62)), {"'loader'"}},
+      {"before the first", "ValueError", set("loader.samples", whole(-8)), {"'samples'", "-8"}},
+      {"a negative epoch", "ValueError", set("loader.epoch", whole(-1)), {"'epoch'", "-1"}},
+      {"another order of samples",
+       "ValueError",
+       set("loader.seed", whole(12)),
+       {"seed", "12", "11"}},
+      {"another dataset",
+       "ValueError",
+       set("loader.dataset_size", whole(77)),
+       {"dataset_size", "77"}},
+      {"a number that is a list", "ValueError", set("steps", ones({2})), {"'steps'", "[2]"}},
+      {"a number too large for the program",
+       "ValueError",
+       set("steps", whole(int64_t{1} << 40)),
+       {"1099511627776", "'steps'"}},
+      {"no generator", "IoError", drop("generator"), {"'generator'"}},
+      {"generators of another form", "ValueError", set("generator", whole(1)), {"'generator'"}},
+      {"no generators at all",
+       "ValueError",
+       set("generator", zeros({0, 2}, {.dtype = DType::i64})),
+       {"'generator'"}},
+      {"no checkpoint",
+       "IoError",
+       [](auto&, Metadata& m) { m.erase("lockstep_checkpoint"); },
+       {"no checkpoint"}},
+      {"a later format",
+       "IoError",
+       [](auto&, Metadata& m) { m["lockstep_checkpoint"] = "2"; },
+       {"version 2"}},
+      {"other parts",
+       "ValueError",
+       [](auto&, Metadata& m) { m["parts"] = "model.ema"; },
+       {"model.ema", "schedule"}},
+      {"dots for parts", "ValueError", [](auto&, Metadata& m) { m["parts"] = "..."; }, {"..."}},
+  };
+  for (const Case& c : cases) {
+    CAPTURE(c.what);
+    NamedTensors entries = good.tensors;
+    Metadata metadata = good.metadata;
+    c.change(entries, metadata);
+    save_safetensors(path, entries, metadata);
+    const Told all = told(2, [&](Program& p) { dist::load_checkpoint(path, p.checkpoint()); });
+    for (size_t r : {0, 1}) {
+      CHECK(all.type[r] == c.type);
+      CHECK(all.text[r].find(path) != std::string::npos);
+      for (const std::string& part : c.parts)
+        CHECK_MESSAGE(all.text[r].find(part) != std::string::npos, part, " in: ", all.text[r]);
+    }
+  }
+
+  for (size_t length : {size_t{0}, size_t{7}, size_t{300}, bytes.size() - 1}) {
+    CAPTURE(length);
+    put_file(path, bytes.substr(0, length));
+    const Told all = told(2, [&](Program& p) { dist::load_checkpoint(path, p.checkpoint()); });
+    for (size_t r : {0, 1}) {
+      CHECK(all.type[r] == "IoError");
+      CHECK(all.text[r].find(path) != std::string::npos);
+    }
+  }
+  std::filesystem::create_directory(folder / "a folder");
+  const Told all =
+      told(2, [&](Program& p) { dist::load_checkpoint(folder / "a folder", p.checkpoint()); });
+  CHECK(all.type == std::vector<std::string>{"IoError", "IoError"});
+
+  put_file(path, bytes);  // and as it was it still loads
+  CHECK_NOTHROW(on_ranks(2, [&](dist::Group group) {
+    Program program(group, "adamw", 4);
+    require(dist::load_checkpoint(path, program.checkpoint()), "it is there");
+  }));
+}
+
+TEST_CASE("what does not fit on one rank is an error on all, and nothing has changed on any") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "run";
+  const auto extra = [](Program& p, Tensor& t) {
+    dist::Checkpoint run = p.checkpoint();
+    run.parts.insert(run.parts.end() - 1, {"extra", t});
+    return run;
+  };
+  on_ranks(3, [&](dist::Group group) {
+    Program program(group, "adamw", 3);
+    program.train(3);
+    Tensor t = ones({3});
+    dist::save_checkpoint(path, extra(program, t));
+  });
+  const Told all = told(3, [&](Program& p) {
+    Tensor t = p.group.rank() == 1 ? zeros({3, 1}) : zeros({3});
+    try {
+      dist::load_checkpoint(path, extra(p, t));
+    } catch (...) {
+      require(t.sum().item<float>() == 0, "the tensor is as it was");
+      throw;
+    }
+  });
+  for (size_t r : {0, 1, 2}) {
+    CHECK(all.type[r] == "ValueError");
+    CHECK(all.text[r].find("[3, 1]") != std::string::npos);
+    CHECK(all.text[r].find("'extra'") != std::string::npos);
+    CHECK((all.text[r].find("on rank 1") != std::string::npos) == (r != 1));
+  }
+}
+
+// ---- writes that fail ----
+
+TEST_CASE("a failed write is an error on every rank, and the old file stays whole") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "run";
+  on_ranks(2, [&](dist::Group group) {
+    Program program(group, "adamw", 3);
+    program.train(1);
+    dist::save_checkpoint(path, program.checkpoint());
+  });
+  const std::string old = get_file(path);
+
+  // A file size limit stands in for a full disk: the write fails half way.
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+  rlimit limit = before;
+  limit.rlim_cur = 4096;
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
+  const Told full = told(2, [&](Program& p) { dist::save_checkpoint(path, p.checkpoint()); });
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
+  ::signal(SIGXFSZ, handler);
+  CHECK(get_file(path) == old);
+  CHECK(folder.entries() == 1);
+
+  const Told missing =
+      told(2, [&](Program& p) { dist::save_checkpoint(folder / "no/folder/run", p.checkpoint()); });
+  for (size_t r : {0, 1}) {
+    CHECK(full.type[r] == "IoError");
+    CHECK(full.text[r].find(path) != std::string::npos);
+    CHECK(missing.type[r] == "IoError");
+    CHECK(missing.text[r].find("no/folder/run") != std::string::npos);
+  }
+}
