@@ -16,6 +16,7 @@
 #include <lockstep/distributed/registry.h>
 
 #include "ddp_helpers.h"
+#include "sockets.h"
 #include "wrapped_group.h"
 
 namespace cases {
@@ -201,8 +202,12 @@ inline std::string on_threads(const Case& c) {
 
 /// The same on ranks as processes over a backend.
 inline std::string on_processes(const Case& c, const std::string& backend) {
-  const auto ended = ranks::run_ranks(c.size, "rank: case",
-                                      {.variables = {{"CASE", c.name}, {"BACKEND", backend}}});
+  ranks::Options options{.variables = {{"CASE", c.name}, {"BACKEND", backend}}};
+  if (backend == "gloo")
+    options.variables.insert({{"MASTER_ADDR", "127.0.0.1"},
+                              {"MASTER_PORT", std::to_string(sockets::Listener().port())},
+                              {"LOCKSTEP_TOKEN", "a secret"}});
+  const auto ended = ranks::run_ranks(c.size, "rank: case", options);
   std::string text;
   for (const ranks::Ended& e : ended) {
     const auto code = c.codes.find(e.rank);

@@ -64,6 +64,21 @@ void one_batch_more(const Group& g, int odd, After after) {
   }
 }
 
+/// The odd rank's third step stays local, by no_sync.
+void one_rank_inside_no_sync(Group g) {
+  const Group own(g.process_group().child());
+  DistributedDataParallel net{Two{}, own};
+  step(net), step(net);
+  if (g.rank() == 1) {
+    const auto local = net.no_sync();
+    step(net);
+    std::this_thread::sleep_for(kDeadline + kDeadline / 4);
+  } else {
+    expect(error_of([&] { step(net); }), {"rank 1", "DDP bucket 0", "no_sync"});
+  }
+  g.barrier({.timeout = std::chrono::seconds(15)});
+}
+
 // ---- join ----
 
 struct Counter : nn::Module {  // (a + b) x, and a buffer that tells who was last
@@ -319,6 +334,9 @@ const std::vector<cases::Case>& cases::all() {
        .size = 3,
        .body = [](Group g) { one_batch_more(g, 1, After::exits); },
        .threads = false},
+      {.name = "a rank that is inside no_sync",
+       .body = one_rank_inside_no_sync,
+       .timeout = kDeadline},
       {"join on two ranks", 2, joins},
       {"join on three ranks", 3, joins},
       {"join that throws", 2, join_that_throws},
