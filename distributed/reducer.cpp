@@ -41,7 +41,7 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
       flag_(users_group_->rank(), [this] { return parameter_versions(); }) {
   const NamedTensors all_buffers = current_buffers_();
   if (options_.init_sync) {
-    verify_same_module(*group_, parameters, all_buffers, options_.ignored);
+    verify_same_module(*group_, parameters, all_buffers, options_);
     broadcast_module(0);
   }
   for (const std::string& name : options_.ignored) {

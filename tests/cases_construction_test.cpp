@@ -207,6 +207,23 @@ void other_ignored(Group g) {
   refused(g, two, two, always({"left", "ignored"}), {.ignored = {"left"}}, {.ignored = {"right"}});
 }
 
+/// Options decide which buckets a rank sends, and what it expects of the others.
+void other_options(Group g) {
+  const std::function<TwoBuffers()> make = plain<TwoBuffers>;
+  refused(g, make, make, always({"bucket_cap_mb"}), {}, {.bucket_cap_mb = 1e-6});
+  refused(g, make, make, always({"first_bucket_mb"}), {}, {.first_bucket_mb = 1e-6});
+  refused(g, make, make, always({"find_unused_parameters true", "find_unused_parameters false"}),
+          {}, {.find_unused_parameters = true});
+  refused(g, make, make, always({"broadcast_buffers true", "broadcast_buffers false"}), {},
+          {.broadcast_buffers = false});
+  refused(g, make, make, always({"static_graph true", "static_graph false"}), {},
+          {.static_graph = true});
+  refused(g, make, make, always({"no comm_hook", "a comm_hook"}), {},
+          {.comm_hook = [](dist::GradBucket& b) { return b.group->all_reduce(b.buffer); }});
+  refused(g, make, make, always({"ignored nothing_of_this_name"}), {},
+          {.ignored = {"nothing_of_this_name"}});
+}
+
 // ---- rank 0's values ----
 
 struct Noise : nn::Module {
@@ -341,6 +358,8 @@ const std::vector<cases::Case>& cases::all() {
       {"other buffers", 2, other_buffers},
       {"other buffers on one of three ranks", 3, other_buffers},
       {"other ignored tensors", 3, other_ignored},
+      {"other options", 2, other_options},
+      {"other options on one of three ranks", 3, other_options},
       {"buffers start from rank 0's, and are each rank's own where they are not broadcast", 3,
        buffers_at_init},
       {"no buffers, no dimension, no element, nothing to train", 2, odd_models},
