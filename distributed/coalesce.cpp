@@ -17,9 +17,11 @@ Tensor part(const Tensor& bytes, size_t offset, const Tensor& t) {
                    {.dtype = t.dtype(), .device = t.device()});
 }
 
+/// A line per parameter and buffer, and one of what the ranks' rounds depend on beside them.
 std::string describe(const NamedTensors& parameters, const NamedTensors& buffers,
-                     const std::vector<std::string>& ignored) {
+                     const DistributedDataParallelOptions& o) {
   std::string text;
+  const std::vector<std::string>& ignored = o.ignored;
   auto add = [&](const auto& entry, std::string_view kind) {
     const Tensor& t = entry.second;
     const bool left_alone = std::find(ignored.begin(), ignored.end(), entry.first) != ignored.end();
@@ -29,7 +31,12 @@ std::string describe(const NamedTensors& parameters, const NamedTensors& buffers
   for (const auto& p : parameters)
     add(p, p.second.requires_grad() ? "trainable parameter" : "frozen parameter");
   for (const auto& b : buffers) add(b, "buffer");
-  return text;
+  text += str_cat("options: bucket_cap_mb ", o.bucket_cap_mb, ", first_bucket_mb ",
+                  o.first_bucket_mb, ", find_unused_parameters ", o.find_unused_parameters,
+                  ", broadcast_buffers ", o.broadcast_buffers, ", static_graph ", o.static_graph,
+                  o.comm_hook ? ", a comm_hook" : ", no comm_hook", ", ignored");
+  for (const std::string& name : ignored) text += str_cat(' ', name);
+  return text + '\n';
 }
 
 int64_t hash(std::string_view text) {  // FNV-1a
@@ -80,8 +87,9 @@ void unpack_fresh(const Tensor& bytes, const NamedTensors& tensors) {
 }
 
 void verify_same_module(ProcessGroup& group, const NamedTensors& parameters,
-                        const NamedTensors& buffers, const std::vector<std::string>& ignored) {
-  const std::string mine = describe(parameters, buffers, ignored);
+                        const NamedTensors& buffers,
+                        const DistributedDataParallelOptions& options) {
+  const std::string mine = describe(parameters, buffers, options);
   const auto counts = [](const NamedTensors& list) { return static_cast<int64_t>(list.size()); };
   const Tensor facts = tensor<int64_t>(
       {hash(mine), static_cast<int64_t>(mine.size()), counts(parameters), counts(buffers)});
@@ -104,6 +112,7 @@ void verify_same_module(ProcessGroup& group, const NamedTensors& parameters,
     return std::string_view(reinterpret_cast<const char*>(texts.data<uint8_t>()) + r * longest,
                             static_cast<size_t>(f[r * 4 + 1]));
   };
+  group.destroy();  // so that no rank's exception ends the others' look at the texts
   size_t i = 0;
   while (line(of_rank(0), i) == line(of_rank(odd), i)) ++i;
   auto entry = [&](int r) {
@@ -113,7 +122,8 @@ void verify_same_module(ProcessGroup& group, const NamedTensors& parameters,
   fail<DistError>("DistributedDataParallel: the module differs between ranks: rank 0 has ", f[2],
                   " parameters and ", f[3], " buffers, rank ", odd, " has ", f[odd * 4 + 2],
                   " and ", f[odd * 4 + 3], "; the first difference is ", entry(0), " on rank 0, ",
-                  entry(odd), " on rank ", odd, "; build the same module on every rank");
+                  entry(odd), " on rank ", odd,
+                  "; build the same module, and wrap it with the same options, on every rank");
 }
 
 }  // namespace lockstep::dist

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <lockstep/distributed/ddp_options.h>
 #include <lockstep/distributed/process_group.h>
 
 namespace lockstep::dist {
@@ -21,9 +22,10 @@ void unpack(const Tensor& bytes, const NamedTensors& tensors);
 void unpack_fresh(const Tensor& bytes, const NamedTensors& tensors);
 
 /// Compares names, dtypes, shapes, strides, trainability and order of all entries across ranks. On
-/// a difference every rank throws a DistError with both counts and the first entry that differs.
-/// `ignored` names entries that DDP leaves alone; these lists must agree as well.
+/// a difference every rank destroys the group and throws a DistError with both counts and the first
+/// entry that differs.
+/// The options must agree as well.
 void verify_same_module(ProcessGroup& group, const NamedTensors& parameters,
-                        const NamedTensors& buffers, const std::vector<std::string>& ignored);
+                        const NamedTensors& buffers, const DistributedDataParallelOptions& options);
 
 }  // namespace lockstep::dist

@@ -64,8 +64,6 @@ namespace {
 using Records = std::vector<ControlRecord>;
 using Join = ControlRecord::Join;
 
-bool finished(const ControlRecord& r) { return r.join == Join::finished; }
-
 std::string find_join_fault(const Records& records) {
   for (size_t r = 1; r < records.size(); ++r)
     if ((records[r].join == Join::none) != (records[0].join == Join::none)) {
@@ -81,7 +79,7 @@ template <class State>
 std::string states(const Records& records, State state) {
   std::string text;
   for (size_t r = 0; r < records.size(); ++r)
-    if (!finished(records[r]))
+    if (!records[r].is_finished())
       text +=
           str_cat(text.empty() ? "rank " : ", rank ", r, state(records[r]) ? " true" : " false");
   return text;
@@ -98,7 +96,7 @@ std::string find_frozen_fault(const Records& records, const RecordNames& names) 
   for (size_t i = 0; i < names.parameters.size(); ++i) {
     bool some = false, all = true;
     for (const ControlRecord& r : records)
-      if (!finished(r)) {
+      if (!r.is_finished()) {
         some |= r.trainable[i] != 0;
         all &= r.trainable[i] != 0;
       }
@@ -113,7 +111,7 @@ std::string find_frozen_fault(const Records& records, const RecordNames& names) 
 std::string find_graph_fault(const Records& records, const Records& first,
                              const RecordNames& names) {
   for (size_t r = 0; r < first.size(); ++r) {
-    if (finished(records[r])) continue;
+    if (records[r].is_finished() || first[r].is_finished()) continue;
     for (size_t i = 0; i < names.parameters.size(); ++i)
       if (records[r].used[i] != first[r].used[i])
         return str_cat("DDP: static_graph: ", names.parameters[i], " was ",
@@ -127,7 +125,7 @@ std::string find_graph_fault(const Records& records, const Records& first,
 std::string find_unused_fault(const Records& records, const RecordNames& names) {
   std::string missing;
   for (size_t r = 0; r < records.size(); ++r) {
-    if (finished(records[r])) continue;
+    if (records[r].is_finished()) continue;
     std::string list;
     for (size_t i = 0; i < names.parameters.size(); ++i)
       if (!records[r].used[i] && is_trained(records, i))

@@ -22,6 +22,9 @@ struct ControlRecord {
   Join join = Join::none;
   std::vector<char> used = {}, trainable = {};  // by parameter
 
+  /// Whether the rank had no more inputs: it used nothing because there was nothing.
+  bool is_finished() const { return join == Join::finished; }
+
   std::vector<std::byte> encode() const;
   /// Throws DistError when the bytes are not a record of so many parameters.
   static ControlRecord decode(std::span<const std::byte> bytes, size_t parameters);
@@ -34,7 +37,8 @@ struct RecordNames {
 };
 
 /// What in the ranks' records forbids to go on: "DDP: fc3.weight received no gradient on rank 1;
-/// ..."; empty when all is well. `first` are the records that a static graph must repeat, or empty.
+/// ..."; empty when all is well. `first` are the records that a static graph must repeat, or empty; a
+/// finished one is still unknown.
 std::string find_fault(const std::vector<ControlRecord>& records,
                        const std::vector<ControlRecord>& first, const RecordNames& names,
                        const DistributedDataParallelOptions& options);

@@ -41,7 +41,7 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
       flag_(users_group_->rank(), [this] { return parameter_versions(); }) {
   const NamedTensors all_buffers = current_buffers_();
   if (options_.init_sync) {
-    verify_same_module(*group_, parameters, all_buffers, options_.ignored);
+    verify_same_module(*group_, parameters, all_buffers, options_);
     broadcast_module(0);
   }
   for (const std::string& name : options_.ignored) {
@@ -247,9 +247,11 @@ ControlRecord Reducer::record_of_round() const {
   return record;
 }
 
-/// A static graph repeats its first record, so that none need be sent where sending costs.
+/// A static graph repeats each rank's first record, so that none need be sent where sending costs.
 bool Reducer::posts_records() const {
-  return !options_.static_graph || first_.empty() || join_ || group_->records_are_free();
+  const bool is_known = !first_.empty() && std::none_of(first_.begin(), first_.end(),
+                                                        [](auto& r) { return r.is_finished(); });
+  return !options_.static_graph || !is_known || join_ || group_->records_are_free();
 }
 
 void Reducer::launch(size_t b) {

@@ -22,6 +22,8 @@ void Reducer::finish_round() {
   if (lowest_active() < 0) return;  // join's last round: nobody gave anything
   last_active_ = lowest_active();
   if (first_.empty()) first_ = records_;
+  for (size_t r = 0; r < first_.size(); ++r)  // its first step with inputs is a rank's first
+    if (first_[r].is_finished() && !records_[r].is_finished()) first_[r] = records_[r];
   if (!std::exchange(rebuilt_, true)) rebuild_buckets();
   note_standing();
 }
@@ -59,7 +61,7 @@ void Reducer::complete_round() {
 /// The lowest rank that gave gradients in this round; -1 when none did.
 int Reducer::lowest_active() const {
   for (size_t r = 0; r < records_.size(); ++r)
-    if (records_[r].join != ControlRecord::Join::finished) return static_cast<int>(r);
+    if (!records_[r].is_finished()) return static_cast<int>(r);
   return -1;
 }
 
@@ -67,9 +69,8 @@ void Reducer::settle_gradients() {
   NoGradGuard guard;
   double scale = 1;
   if (join_ && !join_->divide_by_initial_world_size) {
-    const auto active = std::count_if(records_.begin(), records_.end(), [](const auto& r) {
-      return r.join != ControlRecord::Join::finished;
-    });
+    const auto active = std::count_if(records_.begin(), records_.end(),
+                                      [](const auto& r) { return !r.is_finished(); });
     if (active > 0) scale = static_cast<double>(group_->size()) / static_cast<double>(active);
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -93,7 +94,8 @@ void Reducer::check_records() {
         stats_.unused[r].push_back(names_.parameters[i]);
         unused |= is_trained(records_, i);
       }
-      if (!first_.empty()) stats_.static_graph_is_safe &= records_[r].used[i] == first_[r].used[i];
+      if (!first_.empty() && !first_[r].is_finished() && !records_[r].is_finished())
+        stats_.static_graph_is_safe &= records_[r].used[i] == first_[r].used[i];
     }
   for (size_t r = 1; r < records_.size(); ++r)
     if (records_[r].local_backwards != records_[0].local_backwards && group_->rank() == 0 &&
@@ -111,7 +113,7 @@ void Reducer::check_records() {
   const bool known_to_all = posts_records();
   if (fault.empty() && join_ && join_->throw_on_early_termination && lowest_active() >= 0)
     for (size_t r = 0; r < records_.size() && fault.empty(); ++r)
-      if (records_[r].join == ControlRecord::Join::finished)
+      if (records_[r].is_finished())
         fault = str_cat("DDP: join: rank ", r,
                         " has no more inputs, and throw_on_early_termination is set");
   if (fault.empty()) return;
