@@ -213,15 +213,18 @@ void check_layout(const Group& g, const Layout& layout) {
         out[static_cast<size_t>(r)], [&](int64_t i) { return of(r, i + me); }, what + "all_to_all");
 }
 
-/// All kinds but send and recv.
+/// All kinds but send and recv. Layouts differ in how bytes are copied, so each width of an element
+/// sees them all with one dtype, and its other dtypes two of them.
 inline void check_all(const Group& g) {
   for (const Layout& layout : layouts()) {
     check_layout<float>(g, layout);
     if (g.size() == 3) continue;  // the dtypes have been seen with two ranks, and will be with four
     check_layout<double>(g, layout);
+    check_layout<uint8_t>(g, layout);
+    const std::string_view name = layout.name;
+    if (name != "contiguous" && name != "sliced") continue;
     check_layout<int64_t>(g, layout);
     check_layout<int32_t>(g, layout);
-    check_layout<uint8_t>(g, layout);
     check_layout<bool>(g, layout);
   }
   g.barrier();
