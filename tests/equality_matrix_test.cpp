@@ -7,6 +7,7 @@
 
 #include "equality_models.h"
 #include "ranks.h"
+#include "sockets.h"
 
 using namespace lockstep;
 using namespace equality;
@@ -62,13 +63,30 @@ TEST_CASE("rank: equality" * doctest::skip()) {
   CHECK_NOTHROW(check_all(group));
 }
 
-TEST_CASE("ranks as processes equal one process") {
-  std::map<std::string, std::string> variables{{"LOCKSTEP_TEST_BACKEND", "shm"}};
+void check_processes(int size, std::map<std::string, std::string> variables) {
   if (const char* which = std::getenv("LOCKSTEP_EQUALITY")) variables["LOCKSTEP_EQUALITY"] = which;
+  const auto ended =
+      ranks::run_ranks(size, "rank: equality", {.deadline = 120, .variables = variables});
+  CHECK_MESSAGE(ranks::failures(ended).empty(), ranks::failures(ended));
+}
+
+TEST_CASE("ranks as processes over shm equal one process") {
   for (int size = 2; size <= 4; ++size) {
     CAPTURE(size);
-    const auto ended =
-        ranks::run_ranks(size, "rank: equality", {.deadline = 300, .variables = variables});
-    CHECK_MESSAGE(ranks::failures(ended).empty(), ranks::failures(ended));
+    check_processes(size, {{"LOCKSTEP_TEST_BACKEND", "shm"}});
   }
+}
+
+TEST_CASE("ranks as processes over gloo equal one process") {
+#ifdef LOCKSTEP_HAS_GLOO
+  for (int size = 2; size <= 3; ++size) {
+    CAPTURE(size);
+    check_processes(size, {{"LOCKSTEP_TEST_BACKEND", "gloo"},
+                           {"MASTER_ADDR", "127.0.0.1"},
+                           {"MASTER_PORT", std::to_string(sockets::Listener().port())},
+                           {"LOCKSTEP_TOKEN", "a secret"}});
+  }
+#else
+  MESSAGE("skipped: Lockstep was built without Gloo");
+#endif
 }

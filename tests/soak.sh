@@ -29,7 +29,7 @@ repeat() {  # TIMES NAME [VARIABLE=value ...]
 }
 
 before=$(find /dev/shm -maxdepth 1 | wc -l)
-for name in faults launch_faults launcher checkpoint_faults mismatch transfers new_group store gloo hosts; do
+for name in faults training_faults launch_faults launcher checkpoint_faults mismatch transfers new_group store gloo hosts; do
   [ -x "$tests/${name}_test" ] && repeat "$times" "$name"
 done
 for test in "$tests"/cases_*_test; do
