@@ -107,6 +107,7 @@ class DistributedDataParallel {
   template <class Body>
   void join(Body&& body, JoinOptions options = {}) {
     if (!reducer_) return body();
+    check_joinable(*module_);
     Joined scope(*reducer_, options);
     body();
     scope.finish();

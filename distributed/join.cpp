@@ -1,6 +1,17 @@
 #include <lockstep/distributed/join.h>
+#include <lockstep/nn/batch_norm.h>
 
 namespace lockstep::dist {
+
+void check_joinable(nn::Module& module) {
+  for (const auto& [name, m] : module.named_modules()) {
+    const auto* norm = dynamic_cast<const nn::BatchNorm*>(m);
+    LOCKSTEP_CHECK(
+        !norm || !norm->reduction, DistError, "join: ", name.empty() ? "the module" : name,
+        " is a BatchNorm that shares its batch between ranks (convert_sync_batchnorm), "
+        "which a rank without inputs cannot take part in; give all ranks as many batches");
+  }
+}
 
 Joined::Joined(Reducer& reducer, JoinOptions options) : reducer_(reducer) {
   reducer_.set_join(options);

@@ -4,8 +4,13 @@
 #pragma once
 
 #include <lockstep/distributed/reducer.h>
+#include <lockstep/nn/module.h>
 
 namespace lockstep::dist {
+
+/// Throws DistError for a module with a BatchNorm that shares its batch with other ranks: a rank that is
+/// done cannot shadow what a layer exchanges.
+LOCKSTEP_API void check_joinable(nn::Module& module);
 
 class LOCKSTEP_API Joined {
  public:
