@@ -279,4 +279,21 @@ std::vector<int> Exchange::missing() const {
   return late;
 }
 
+// Of the others that are still in it, those that have moved the fewest chunks.
+std::vector<int> Exchange::lagging() const {
+  std::vector<int> slowest;
+  uint64_t least = ~uint64_t{0};
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_ || !needs(r)) continue;
+    uint64_t moved = offered_by(r);
+    for (int from = 0; from < size_ && !pattern_.combines; ++from)
+      moved += count_in(area().taken(call_.sequence, r, from).load(memory_order_acquire),
+                        call_.sequence);
+    if (moved < least) slowest.clear();
+    if (moved <= least) slowest.push_back(r);
+    least = std::min(least, moved);
+  }
+  return slowest;
+}
+
 }  // namespace lockstep::dist

@@ -8,9 +8,9 @@ Joined::Joined(Reducer& reducer, nn::Module& module, JoinOptions options) : redu
   for (const auto& [name, part] : module.named_modules()) {
     const auto* norm = dynamic_cast<const nn::BatchNorm*>(part);
     LOCKSTEP_CHECK(
-        !norm || !norm->reduction, DistError, "DDP: join: ", name,
-        " is a synchronised batch norm, whose collectives a rank without inputs does not "
-        "make; train it with equally many batches on every rank");
+        !norm || !norm->reduction, DistError, "DDP: join: ", name.empty() ? "the module" : name,
+        " is a BatchNorm that shares its batch between ranks (convert_sync_batchnorm), "
+        "which a rank without inputs cannot take part in; give all ranks as many batches");
   }
   reducer_.set_join(options);
   // A rank that is done shadows DDP's traffic and no other: the peers would wait for it in vain.

@@ -48,16 +48,16 @@ void Operation::fail(const std::string& text) {
 }
 
 std::string Operation::deadline_text() const {
-  const std::vector<int> late = missing();
-  std::string who = "all ranks arrived but not all finished", calls;
+  const std::vector<int> absent = missing();
+  const std::vector<int> late = absent.empty() ? lagging() : absent;
+  std::string who = "all ranks", calls;
   for (size_t i = 0; i < late.size(); ++i) {
     who = i == 0 ? str_cat(late.size() > 1 ? "ranks " : "rank ", late[i])
                  : str_cat(who, ", ", late[i]);
     if (i < 16) calls += str_cat("; ", communicator_->standing(late[i]));
   }
-  if (!late.empty()) who += " did not arrive";
-  return str_cat(who, " within ", timeout_.count(), " ms (rank ", rank_, " waited in ",
-                 named().text(), ")", calls);
+  return str_cat(who, absent.empty() ? " arrived and did not go on" : " did not arrive", " within ",
+                 timeout_.count(), " ms (rank ", rank_, " waited in ", named().text(), ")", calls);
 }
 
 }  // namespace lockstep::dist

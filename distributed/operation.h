@@ -37,6 +37,8 @@ class Operation : public Work {
   virtual bool needs(int rank) const = 0;
   /// The ranks that have not called their side of it.
   virtual std::vector<int> missing() const = 0;
+  /// Where all have: those that hold the others up.
+  virtual std::vector<int> lagging() const { return {}; }
   virtual void fail(const std::string& text);
   NamedCall named() const { return {call_, what_.options.label}; }
   Clock::time_point deadline() const { return deadline_; }

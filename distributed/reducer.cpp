@@ -40,10 +40,7 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
       caps_(caps_of(options_)),
       flag_(users_group_->rank(), [this] { return parameter_versions(); }) {
   const NamedTensors all_buffers = current_buffers_();
-  if (options_.init_sync) {
-    verify_same_module(*group_, parameters, all_buffers, options_);
-    broadcast_module(0);
-  }
+  if (options_.init_sync) verify_same_module(*group_, parameters, all_buffers, options_);
   for (const std::string& name : options_.ignored) {
     const auto known = [&](const NamedTensors& list) {
       return std::any_of(list.begin(), list.end(), [&](const auto& e) { return e.first == name; });
@@ -64,6 +61,8 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
   LOCKSTEP_CHECK(!parameters_.empty(), DistError,
                  "DistributedDataParallel: the module has no parameter that requires grad; use it "
                  "without the wrapper");
+  // What every rank finds alike is thrown before the next communication: nobody is left waiting.
+  if (options_.init_sync) broadcast_module(0);
   for (const Replicated& p : parameters_)
     LOCKSTEP_CHECK(!p.leaf->watcher, DistError, "DistributedDataParallel: ", p.name,
                    " already belongs to another DistributedDataParallel; wrap a module once");
@@ -258,7 +257,10 @@ void Reducer::launch(size_t b) {
   const Bucket& bucket = buckets_[b];
   if (b == 0) {
     mine_ = record_of_round();
-    if (posts_records()) group_->post(++epoch_, mine_.encode());
+    if (posts_records())
+      group_->post(++epoch_, mine_.encode());
+    else
+      check_graph();
   }
   for (int i : bucket.parameters)
     if (!arrived_[static_cast<size_t>(i)]) fill_without_arrival(i);

@@ -49,10 +49,7 @@ void Reducer::complete_round() {
     group_->abort(str_cat("rank ", group_->rank(), " failed inside DDP's backward: ", e.what()));
     throw;
   }
-  if (!posts_records()) {
-    records_ = first_;
-    records_[static_cast<size_t>(group_->rank())].used = mine_.used;
-  }
+  if (!posts_records()) records_ = first_;
   stats_.final_wait = now() - start;
   stats_.backward = now() - backward_started_;
   ++stats_.synchronised_backwards;
@@ -84,6 +81,15 @@ void Reducer::settle_gradients() {
   }
 }
 
+/// Without records nobody else can see that this rank leaves the static graph: thrown before it takes
+/// part in the first bucket, it ends the backward on every rank.
+void Reducer::check_graph() const {
+  std::vector<ControlRecord> now = first_;
+  now[static_cast<size_t>(group_->rank())] = mine_;
+  const std::string fault = find_fault(now, first_, names_, options_);
+  if (!fault.empty()) lockstep::fail<DistError>(fault);
+}
+
 void Reducer::check_records() {
   // What the statistics say of unused parameters, and whether a static graph would do.
   stats_.unused.assign(records_.size(), {});
@@ -110,15 +116,12 @@ void Reducer::check_records() {
         "off unless later steps differ");
 
   std::string fault = find_fault(records_, first_, names_, options_);
-  const bool known_to_all = posts_records();
   if (fault.empty() && join_ && join_->throw_on_early_termination && lowest_active() >= 0)
     for (size_t r = 0; r < records_.size() && fault.empty(); ++r)
       if (records_[r].is_finished())
         fault = str_cat("DDP: join: rank ", r,
                         " has no more inputs, and throw_on_early_termination is set");
-  if (fault.empty()) return;
-  if (!known_to_all) group_->abort(fault);
-  lockstep::fail<DistError>(fault);
+  if (!fault.empty()) lockstep::fail<DistError>(fault);
 }
 
 void Reducer::end_counts() {

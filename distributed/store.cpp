@@ -18,7 +18,7 @@ using store_wire::Unpacker;
 namespace {
 
 // How much longer than its own deadline an answer of the server may take.
-constexpr auto kGrace = std::chrono::seconds(10);
+constexpr auto kGrace = std::chrono::seconds(4);
 
 // One frame of at most `most` bytes.
 Transfer receive_frame(int socket, size_t most, Clock::time_point deadline, std::string& frame) {
@@ -94,7 +94,7 @@ Store::Client::Knock Store::Client::knock(const SocketAddress& where, Millisecon
 Fd Store::Client::take_connection(Clock::time_point deadline) {
   {
     std::lock_guard lock(mutex_);
-    if (!gone_ && !idle_.empty()) {
+    if (loss_ == Loss::none && !idle_.empty()) {
       Fd taken = std::move(idle_.back());
       idle_.pop_back();
       return taken;
@@ -105,7 +105,8 @@ Fd Store::Client::take_connection(Clock::time_point deadline) {
   std::string why;
   bool refused = false;
   Fd one_more = open(server_address_, false, std::chrono::seconds(5), deadline, why, refused);
-  LOCKSTEP_CHECK(one_more, DistError, "store: cannot connect once more: ", why);
+  LOCKSTEP_CHECK(one_more || !refused, DistError, "store: cannot connect once more: ", why);
+  if (!one_more) lose_server(Loss::silent);
   return one_more;
 }
 
@@ -116,20 +117,25 @@ void Store::Client::give_back(Fd connection) {
 
 std::string Store::Client::gone() const {
   std::lock_guard lock(mutex_);
-  if (!gone_) return {};
-  return str_cat("rank 0 ", left_ ? "has left" : "died: the connection to its store was closed",
-                 " (", server_address_.text(), ")");
+  if (loss_ == Loss::none) return {};
+  const char* how = loss_ == Loss::left   ? "has left"
+                    : loss_ == Loss::died ? "died: the connection to its store was closed"
+                                          : "does not answer: its store is silent";
+  return str_cat("rank 0 ", how, " (", server_address_.text(), ")");
 }
 bool Store::Client::server_left() const {
   std::lock_guard lock(mutex_);
-  return left_;
+  return loss_ == Loss::left;
+}
+bool Store::Client::server_is_silent() const {
+  std::lock_guard lock(mutex_);
+  return loss_ == Loss::silent;
 }
 
-void Store::Client::lose_server(bool left) {
+void Store::Client::lose_server(Loss how) {
   {
     std::lock_guard lock(mutex_);
-    if (!gone_) left_ = left;
-    gone_ = true;
+    if (loss_ == Loss::none) loss_ = how;
   }
   fail<DistError>("store: ", gone());
 }
@@ -146,19 +152,30 @@ Store::Client::Answer Store::Client::ask(StoreRequest request) {
   LOCKSTEP_CHECK(frame.size() <= store_wire::kMostRequestBytes, DistError,
                  "store: the keys are too many and too long for one request, ", frame.size(),
                  " bytes");
-  const Clock::time_point deadline = Clock::now() + request.timeout + kGrace;
+  // One thread serves all: when it owes an earlier answer, it will be as late with this one.
+  std::unique_lock lock(mutex_);
+  const auto pending = pending_.insert(Clock::now() + request.timeout + kGrace);
+  const Clock::time_point deadline = *pending_.begin();
+  lock.unlock();
+  const struct Settled {
+    Client& client;
+    std::multiset<Clock::time_point>::iterator which;
+    ~Settled() {
+      std::lock_guard guard(client.mutex_);
+      client.pending_.erase(which);
+    }
+  } settled{*this, pending};
   Fd connection = take_connection(deadline);
   std::string answer;
   Transfer moved = send_all(connection.get(), frame, deadline);
   // A goodbye may lie there even when sending fails.
   if (moved != Transfer::late)
     moved = receive_frame(connection.get(), store_wire::kMostReplyBytes, deadline, answer);
-  LOCKSTEP_CHECK(moved != Transfer::late, DistError, "store: no answer from ",
-                 server_address_.text(), " within ", seconds(request.timeout + kGrace));
-  if (moved == Transfer::closed) lose_server(false);
+  if (moved == Transfer::late) lose_server(Loss::silent);
+  if (moved == Transfer::closed) lose_server(Loss::died);
   Unpacker in(answer);
   const uint64_t kind = in.number(1);
-  if (kind == static_cast<uint64_t>(Reply::bye)) lose_server(true);
+  if (kind == static_cast<uint64_t>(Reply::bye)) lose_server(Loss::left);
   LOCKSTEP_CHECK(kind >= 1 && kind <= 3, DistError, "store: ", server_address_.text(),
                  " answers what is no answer");
   give_back(std::move(connection));
@@ -172,7 +189,7 @@ Store::Client::~Client() {
     std::unique_lock lock(mutex_);
     const auto main =
         std::find_if(idle_.begin(), idle_.end(), [&](const Fd& c) { return c.get() == main_; });
-    if (!gone_ && main != idle_.end()) {
+    if (loss_ == Loss::none && main != idle_.end()) {
       std::swap(*main, idle_.back());
       lock.unlock();
       ask(std::move(goodbye));
@@ -305,6 +322,7 @@ bool Store::remove(const std::string& key) {
 
 std::string Store::Lost::text() const {
   if (left) return str_cat("rank ", rank, " has left");
+  if (silent) return str_cat("rank ", rank, " does not answer: its store is silent");
   return str_cat("rank ", rank, pid ? str_cat(" (pid ", pid, ")") : std::string(),
                  " died: its connection was closed");
 }
@@ -324,7 +342,9 @@ std::vector<Store::Lost> Store::lost() {
       if (in.ok()) all.push_back(one);
     }
   } catch (const DistError&) {
-    if (!client_->gone().empty()) all.push_back({.rank = 0, .left = client_->server_left()});
+    if (!client_->gone().empty())
+      all.push_back(
+          {.rank = 0, .left = client_->server_left(), .silent = client_->server_is_silent()});
   }
   return all;
 }

@@ -73,9 +73,11 @@ class LOCKSTEP_API Store {
   struct Lost {
     int rank = 0;
     int64_t pid = 0;
-    bool left = false;  // it said goodbye
+    bool left = false;    // it said goodbye
+    bool silent = false;  // it serves the store, which does not answer any more
     Milliseconds since{0};
-    /// "rank 1 (pid 7) died: its connection was closed", "rank 1 has left".
+    /// "rank 1 (pid 7) died: its connection was closed", "rank 1 has left", "rank 0 does not
+    /// answer: ...".
     std::string text() const;
   };
   /// Those that are gone, by rank. Does not throw: without its server it is rank 0 that is gone.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <mutex>
+#include <set>
 
 #include <lockstep/distributed/store.h>
 #include <lockstep/distributed/store_data.h>
@@ -40,13 +41,15 @@ class Store::Client {
   /// Why the server is gone; empty while it is not.
   std::string gone() const;
   bool server_left() const;
+  bool server_is_silent() const;
 
  private:
   Fd open(const SocketAddress& where, bool main, Milliseconds patience, Clock::time_point deadline,
           std::string& why, bool& refused);
   Fd take_connection(Clock::time_point deadline);
   void give_back(Fd connection);
-  [[noreturn]] void lose_server(bool left);
+  enum class Loss { none, left, died, silent };
+  [[noreturn]] void lose_server(Loss how);
 
   Credentials mine_;
   Milliseconds timeout_;
@@ -55,7 +58,8 @@ class Store::Client {
   mutable std::mutex mutex_;
   std::vector<Fd> idle_;  // the first one that was opened is the main one
   int main_ = -1;         // its descriptor
-  bool gone_ = false, left_ = false;
+  Loss loss_ = Loss::none;
+  std::multiset<Clock::time_point> pending_;  // when the answers under way are late
 };
 
 }  // namespace lockstep::dist

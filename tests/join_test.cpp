@@ -121,7 +121,7 @@ TEST_CASE("a synchronised batch norm inside join is an error on every rank") {
          DistributedDataParallel net{model, g};
          net.join([] {});
        }))
-    CHECK_MESSAGE(has(text, "join: 1 is a synchronised batch norm"), text);
+    CHECK_MESSAGE(has(text, "join: 1 is a BatchNorm"), text);
 }
 
 TEST_CASE("a rank that did not enter join is an error on both") {

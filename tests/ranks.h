@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -134,7 +135,7 @@ inline int new_file() {
   return file;
 }
 
-inline int runs = 0;
+inline std::atomic<int> runs = 0;
 inline std::string run_id_of(int run) {
   return "test-" + std::to_string(getpid()) + "-" + std::to_string(run);
 }

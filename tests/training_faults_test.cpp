@@ -8,13 +8,14 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <future>
 
 #include "ddp_helpers.h"
 #include "sockets.h"
 
 namespace {
 
-constexpr double kDeadline = 1.5 * ranks::kPatience;  // seconds, of every collective
+constexpr double kDeadline = 2 * ranks::kPatience;  // seconds, of every collective
 
 struct Fault {
   std::string mode, point;  // what happens, and where
@@ -117,38 +118,56 @@ TEST_CASE("rank: fault" * doctest::skip()) {
     CHECK_MESSAGE(has(text, "the victim gave up"), text);
     g.process_group().abort(text);  // as the unwinding of the last handle does
   } else {
-    CHECK_MESSAGE((fault.mode == "throw" || has(text, str_cat("rank ", victim))), text);
-    if (fault.mode == "throw") CHECK_MESSAGE(has(text, "the victim gave up"), text);
+    CHECK_MESSAGE(has(text, str_cat("rank ", victim)), text);
     const double most =
         fault.mode == "stop" ? kDeadline + 2 * ranks::kPatience : 2 * ranks::kPatience;
-    CHECK_MESSAGE(after - then <= most, after - then, " s: ", text);
+    CHECK_MESSAGE(after - then <= most, str_cat(after - then, " s: ", text));
   }
   CHECK_NOTHROW(g.destroy());
 }
 
 namespace {
+
+/// What is wrong with one fault on three ranks; "" for nothing.
+std::string check_fault(const std::string& backend, const Fault& fault, int victim,
+                        const std::string& file) {
+  auto variables = variables_of(backend);
+  variables.insert({{"FAULT_MODE", fault.mode},
+                    {"FAULT_POINT", fault.point},
+                    {"FAULT_VICTIM", std::to_string(victim)},
+                    {"FAULT_FILE", file}});
+  std::string wrong;
+  for (const auto& e :
+       ranks::run_ranks(3, "rank: fault", {.deadline = 30, .variables = variables})) {
+    const bool dies = e.rank == victim && (fault.mode == "kill" || fault.mode == "stop");
+    if (e.hung || e.signal != (dies ? SIGKILL : 0) || (!dies && e.code != 0))
+      wrong +=
+          str_cat(fault.mode, ' ', fault.point, " on rank ", victim, ": rank ", e.rank,
+                  e.hung ? " hung" : "", ", signal ", e.signal, ", code ", e.code, ":\n", e.output);
+  }
+  return wrong;
+}
+
 void check_faults(const std::string& backend) {
   char folder[] = "/tmp/lockstep-fault-XXXXXX";
   REQUIRE(mkdtemp(folder));
+  // Some at once: they mostly wait.
+  std::vector<std::future<std::string>> under_way;
+  int number = 0;
+  const auto finish = [&] {
+    for (auto& one : under_way) {
+      const std::string wrong = one.get();
+      CHECK_MESSAGE(wrong.empty(), wrong);
+    }
+    under_way.clear();
+  };
   for (const Fault& fault : kFaults)
     for (const int victim : {1, 0}) {
-      CAPTURE(fault.mode);
-      CAPTURE(fault.point);
-      CAPTURE(victim);
-      auto variables = variables_of(backend);
-      variables.insert({{"FAULT_MODE", fault.mode},
-                        {"FAULT_POINT", fault.point},
-                        {"FAULT_VICTIM", std::to_string(victim)},
-                        {"FAULT_FILE", std::string(folder) + "/word"}});
-      const auto ended =
-          ranks::run_ranks(3, "rank: fault", {.deadline = 20, .variables = variables});
-      for (const ranks::Ended& e : ended) {
-        CHECK_MESSAGE(!e.hung, "rank ", e.rank, ": ", e.output);
-        const bool dies = e.rank == victim && (fault.mode == "kill" || fault.mode == "stop");
-        CHECK_MESSAGE(e.signal == (dies ? SIGKILL : 0), "rank ", e.rank, ": ", e.output);
-        if (!dies) CHECK_MESSAGE(e.code == 0, "rank ", e.rank, ": ", e.output);
-      }
+      under_way.push_back(std::async(std::launch::async, check_fault, backend, fault, victim,
+                                     str_cat(folder, "/", number++)));
+      if (under_way.size() == 4) finish();
     }
+  finish();
   std::filesystem::remove_all(folder);
 }
 }  // namespace

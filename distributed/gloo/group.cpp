@@ -147,6 +147,8 @@ WorkPtr GlooGroup::start(Collective call) {
 
 std::shared_ptr<ProcessGroup> GlooGroup::make(GlooSetup setup) const {
   if (setup.ranks.size() == 1) return std::make_shared<SingleGroup>();
+  // Made by a call of the group, under the group's deadline.
+  setup.join_timeout = std::min(setup.join_timeout, setup.timeout);
   return std::make_shared<GlooGroup>(
       std::make_shared<Session>(std::move(setup), session_->device()));
 }
