@@ -84,6 +84,7 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   // its end
   void finish_round();
   void complete_round();
+  void remember_graph();
   void exchange_buffers();
   void settle_gradients();
   void check_records();

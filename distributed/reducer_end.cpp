@@ -21,11 +21,18 @@ void Reducer::finish_round() {
   }
   if (lowest_active() < 0) return;  // join's last round: nobody gave anything
   last_active_ = lowest_active();
-  if (first_.empty()) first_ = records_;
-  for (size_t r = 0; r < first_.size(); ++r)  // its first step with inputs is a rank's first
-    if (first_[r].is_finished() && !records_[r].is_finished()) first_[r] = records_[r];
+  remember_graph();
   if (!std::exchange(rebuilt_, true)) rebuild_buckets();
   note_standing();
+}
+
+/// What a static graph repeats: of each rank its first record with inputs, inside join or not.
+void Reducer::remember_graph() {
+  if (first_.empty()) first_ = records_;
+  for (size_t r = 0; r < first_.size(); ++r) {
+    if (first_[r].is_finished() && !records_[r].is_finished()) first_[r] = records_[r];
+    if (!first_[r].is_finished()) first_[r].join = ControlRecord::Join::none;
+  }
 }
 
 void Reducer::complete_round() {

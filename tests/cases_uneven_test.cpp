@@ -74,7 +74,10 @@ void one_rank_inside_no_sync(Group g) {
     step(net);
     std::this_thread::sleep_for(kDeadline + kDeadline / 4);
   } else {
-    expect(error_of([&] { step(net); }), {"rank 1", "DDP bucket 0", "no_sync"});
+    const std::string text = error_of([&] { step(net); });
+    expect(text, {"rank 1", "DDP bucket 0"});
+    // Over gloo a rank that is elsewhere tells nobody where it stands.
+    if (g.backend() != "gloo") expect(text, {"no_sync"});
   }
   g.barrier({.timeout = std::chrono::seconds(15)});
 }
@@ -206,7 +209,7 @@ Act all_reduce(const Shape& shape, DType t = DType::f32, dist::ReduceOp op = dis
 }
 Act broadcast(const Shape& shape, int root) {
   return {[=](const Group& g, const auto& o) { g.broadcast(ones(shape), root, o); },
-          str_cat("broadcast from rank ", root, " of f32 ", shape)};
+          str_cat("broadcast of f32 ", shape, ", root ", root)};
 }
 Act all_gather(const Shape& shape) {
   return {[=](const Group& g, const auto& o) { g.all_gather(ones(shape), o); },

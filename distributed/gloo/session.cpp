@@ -16,6 +16,8 @@ namespace {
 
 constexpr Milliseconds kLookEvery(200);
 constexpr Milliseconds kOthersTime(1000);  // for the others' last calls
+// Before a rank's last call: whether it waited there until the deadline, or came after it.
+const std::string kWaited = "w", kCame = "c";
 constexpr Milliseconds kReasonTime(2500);  // for a reason that somebody else is finding out
 constexpr Milliseconds kLastBreath(500);   // what a dead rank had sent may still complete a call
 
@@ -141,6 +143,12 @@ void Session::run(const NumberedCall& call) {
       context_->transport().check();
     }
     exchange(context_, call.call, tag_of(call.key), left_until(call.deadline));
+    // A root has sent what nobody may ever take, and a rank that gives to a root as well: they return
+    // when all have met in this call.
+    const CollectiveKind kind = call.call.kind;
+    if (kind == CollectiveKind::broadcast || kind == CollectiveKind::reduce ||
+        kind == CollectiveKind::gather || kind == CollectiveKind::scatter)
+      meet_all(context_, tag_of(call.key + ", done"), left_until(call.deadline));
   } catch (const std::exception& e) {
     refuse(explain(call, e.what()));
   }
@@ -164,12 +172,12 @@ void Session::compare(const NumberedCall& call) {
         context_->transport().check();
       }
     }
-    others[r] = *theirs;
+    others[r] = kWaited + *theirs;
   }
   // Everybody has written this one, so everybody has read the one before.
   if (call.sequence > 1) setup_.store->remove(place(call.sequence - 1, rank()));
   if (std::any_of(others.begin(), others.end(),
-                  [&](const auto& o) { return o.second != call.bare_text(); }))
+                  [&](const auto& o) { return o.second.substr(1) != call.bare_text(); }))
     stop(disagreement(call, others));
   context_->transport().check();
 }
@@ -250,7 +258,7 @@ std::string Session::explain(const NumberedCall& call, const std::string& what) 
 std::string Session::diagnose(const NumberedCall& call, const std::string& what, bool late) {
   std::map<int, std::string> others;
   try {
-    setup_.store->set(key("last", rank()), call.bare_text());
+    setup_.store->set(key("last", rank()), (late ? kWaited : kCame) + call.bare_text());
     const Clock::time_point until = Clock::now() + (late ? kOthersTime : kReasonTime);
     do {
       if (const auto why = setup_.store->try_get(key("end"))) return *why;
@@ -271,23 +279,35 @@ std::string Session::diagnose(const NumberedCall& call, const std::string& what,
 
 std::string Session::disagreement(const NumberedCall& call,
                                   const std::map<int, std::string>& others) const {
-  const bool differ = std::any_of(others.begin(), others.end(),
-                                  [&](const auto& o) { return o.second != call.bare_text(); });
-  std::string calls, absent;
-  int missing = 0;
+  std::string calls, absent, slow;
+  int missing = 0, slower = 0;
+  bool differ = false;
   for (int r = 0; r < size(); ++r) {
-    const bool known = r == rank() || others.contains(r);
-    if (!known) absent += str_cat(missing++ ? ", " : "", job_rank(r));
-    if (known && differ)
-      calls += str_cat("; rank ", job_rank(r), ": ", r == rank() ? call.bare_text() : others.at(r));
+    const auto theirs = others.find(r);
+    if (r != rank() && theirs == others.end())
+      absent += str_cat(missing++ ? ", " : "", job_rank(r));
+    const std::string last = r == rank()              ? call.bare_text()
+                             : theirs == others.end() ? ""
+                                                      : theirs->second.substr(1);
+    if (!last.empty()) calls += str_cat("; rank ", job_rank(r), ": ", last);
+    differ |= !last.empty() && last != call.bare_text();
+    if (theirs != others.end() && theirs->second.starts_with(kCame))
+      slow += str_cat(slower++ ? ", " : "", job_rank(r));
   }
   if (differ && !call.point_to_point())
     return str_cat("ranks disagree", calls,
                    "; all ranks must call the same collectives in the same order");
-  const std::string who = str_cat(missing > 1 ? "ranks " : "rank ", absent);
+  if (!differ) calls.clear();
+  const auto named = [](int count, const std::string& list) {
+    return str_cat(count > 1 ? "ranks " : "rank ", list);
+  };
   const std::string waited = str_cat(" within ", call.timeout.count(), " ms (rank ",
                                      job_rank(rank()), " waited in ", call.text(), ")");
-  if (missing == 0) return str_cat("all ranks arrived but not all finished", waited, calls);
+  if (missing == 0)
+    return str_cat(
+        slower ? named(slower, slow) + " did not arrive" : "all ranks arrived but not all finished",
+        waited, calls);
+  const std::string who = named(missing, absent);
   // Of these a rank may be done before the others have begun.
   const CollectiveKind kind = call.call.kind;
   const bool all_wait = kind == CollectiveKind::all_reduce || kind == CollectiveKind::all_gather ||
