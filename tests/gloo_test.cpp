@@ -426,7 +426,8 @@ TEST_CASE("rank: waits in vain" * doctest::skip()) {
   const double begin = ranks::now();
   const std::string text = error_of([] { join(); });
   expect(text, {std::getenv("TEST_EXPECT"), "127.0.0.1:"});
-  require(ranks::now() - begin >= 1, "too early");
+  // Rank 2 may have begun later than rank 0, whose deadline ends it for both.
+  require(ranks::now() - begin >= 1 || std::getenv("RANK") == std::string("2"), "too early");
   below(begin, 2, "a missing rank");
 }
 TEST_CASE("missing ranks and wrong tokens") {
