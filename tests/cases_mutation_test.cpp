@@ -210,6 +210,7 @@ void create_graph(Group g) {
       require(g.size() == 1 || !m.a.grad().requires_grad(), "an averaged gradient has a graph");
       in_step(g, net);
     }
+    net.zero_grad();  // on one rank the gradient's graph holds the parameter, which holds the gradient
     if (g.size() == 1)
       no_warning();
     else
