@@ -70,7 +70,7 @@ TEST_CASE("rank: trains and stops or goes on" * doctest::skip()) {
   save_safetensors(folder + "/" + kind + "." + stage + std::to_string(group.rank()), all);
 }
 
-TEST_CASE("the same between processes: others go on where the first ones stopped") {
+TEST_CASE("the same between ranks as processes: others go on where the first ones stopped") {
   const TemporaryFolder folder;
   for (const std::string kind : {"sgd", "adamw"}) {
     for (const std::string stage : {"straight", "stop", "resume"}) {

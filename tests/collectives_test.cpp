@@ -425,7 +425,7 @@ TEST_CASE("rank: collectives" * doctest::skip()) {
   CHECK(ranks::open_descriptors() == before);
 }
 
-TEST_CASE("collectives between processes") {
+TEST_CASE("collectives between ranks as processes") {
   for (const int size : {2, 3}) {
     CAPTURE(size);
     CHECK(ranks::failures(ranks::run_ranks(size, "rank: collectives", {.deadline = 60})) == "");

@@ -106,7 +106,7 @@ void check_all(const Group& g) {
 TEST_CASE("groups of threads") {
   for (const int size : {4, 5}) run_local(size, check_all);
 }
-TEST_CASE("groups of processes") {
+TEST_CASE("groups of ranks as processes") {
   CHECK(ranks::failures(ranks::run_ranks(4, "rank: groups", {.deadline = 60})) == "");
 }
 TEST_CASE("rank: groups" * doctest::skip()) {
