@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string_view>
 
+#include <lockstep/distributed/hash.h>
 #include <lockstep/tensor/node.h>
 
 namespace lockstep::dist {
@@ -37,12 +38,6 @@ std::string describe(const NamedTensors& parameters, const NamedTensors& buffers
                   o.comm_hook ? ", a comm_hook" : ", no comm_hook", ", ignored");
   for (const std::string& name : ignored) text += str_cat(' ', name);
   return text + '\n';
-}
-
-int64_t hash(std::string_view text) {  // FNV-1a
-  uint64_t h = 0xcbf29ce484222325u;
-  for (char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return static_cast<int64_t>(h);
 }
 
 std::string_view line(std::string_view text, size_t i) {
@@ -91,8 +86,9 @@ void verify_same_module(ProcessGroup& group, const NamedTensors& parameters,
                         const DistributedDataParallelOptions& options) {
   const std::string mine = describe(parameters, buffers, options);
   const auto counts = [](const NamedTensors& list) { return static_cast<int64_t>(list.size()); };
-  const Tensor facts = tensor<int64_t>(
-      {hash(mine), static_cast<int64_t>(mine.size()), counts(parameters), counts(buffers)});
+  const Tensor facts =
+      tensor<int64_t>({static_cast<int64_t>(hash_of(mine)), static_cast<int64_t>(mine.size()),
+                       counts(parameters), counts(buffers)});
   Tensor all = empty({group.size(), 4}, {.dtype = DType::i64});
   group.all_gather(all, facts, {.label = "DDP's comparison of modules"})->wait();
   int odd = 0;

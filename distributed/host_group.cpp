@@ -1,4 +1,5 @@
 // HostGroup: each kind of collective as a plan of three stages.
+#include <lockstep/distributed/hash.h>
 #include <lockstep/distributed/host_group.h>
 
 #include <algorithm>
@@ -224,27 +225,15 @@ HostPlan HostGroup::plan(const Collective& call) {
     }
     case CollectiveKind::reduce_scatter: {
       stand_in();
-      const Tensor sums = stack_like(size_, call.outputs[0]);  // [size, ...shape]
-      const size_t part = bytes_of(call.outputs[0]);
-      for (size_t r = 0; r < call.inputs.size(); ++r)
-        copy_to(call.inputs[r], data_of(sums) + r * part);
+      const Tensor sums = stacked_inputs(call);  // [size, ...shape]
       HostPlan p = plan_all_reduce(sums, call.reduce, options);
-      p.finish = [sums, to = call.outputs[0], at = static_cast<size_t>(rank()) * part] {
-        copy_from(to, data_of(sums) + at);
-      };
-      return p;
+      return with_own_part(std::move(p), sums, call.outputs[0]);
     }
     case CollectiveKind::scatter: {
       stand_in();
-      const Tensor all = stack_like(size_, call.outputs[0]);  // [size, ...shape]
-      const size_t part = bytes_of(call.outputs[0]);
-      for (size_t r = 0; r < call.inputs.size(); ++r)
-        copy_to(call.inputs[r], data_of(all) + r * part);
+      const Tensor all = stacked_inputs(call);  // [size, ...shape]
       HostPlan p = plan_broadcast(all, call.root, options);
-      p.finish = [all, to = call.outputs[0], at = static_cast<size_t>(rank()) * part] {
-        copy_from(to, data_of(all) + at);
-      };
-      return p;
+      return with_own_part(std::move(p), all, call.outputs[0]);
     }
     default:
       fail<DistError>(name_of(call.kind), ": backend shm+gloo has no ", name_of(call.kind),
@@ -252,12 +241,26 @@ HostPlan HostGroup::plan(const Collective& call) {
   }
 }
 
+// One input per rank, side by side; of rooted calls the root's alone.
+Tensor HostGroup::stacked_inputs(const Collective& call) const {
+  const Tensor all = stack_like(size_, call.outputs[0]);  // [size, ...shape]
+  const size_t part = bytes_of(call.outputs[0]);
+  for (size_t r = 0; r < call.inputs.size(); ++r) copy_to(call.inputs[r], data_of(all) + r * part);
+  return all;
+}
+
+// At its end the plan takes this rank's part of `all`.
+HostPlan HostGroup::with_own_part(HostPlan plan, const Tensor& all, const Tensor& output) const {
+  plan.finish = [all, output, at = static_cast<size_t>(rank()) * bytes_of(output)] {
+    copy_from(output, data_of(all) + at);
+  };
+  return plan;
+}
+
 // Kinds that are made of others look like those to the transports. So the ranks compare what they
 // were asked for first: the largest and the least hash are everybody's, or somebody's is another.
 void HostGroup::compare(const Collective& call) {
-  uint64_t hash = 0xCBF29CE484222325;
-  for (const char c : call.text()) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
-  const auto mine = static_cast<int64_t>(hash >> 1);
+  const auto mine = static_cast<int64_t>(hash_of(call.text()) >> 1);
   const Tensor both = empty({2}, {.dtype = DType::i64});
   both.data<int64_t>()[0] = mine;
   both.data<int64_t>()[1] = -mine;

@@ -61,6 +61,8 @@ class LOCKSTEP_API HostGroup final : public ProcessGroup {
   CollectiveOptions to_cross(const CollectiveOptions& options) const;
   CollectiveOptions to_spread(const CollectiveOptions& options) const;
   HostPlan plan(const Collective& call);
+  Tensor stacked_inputs(const Collective& call) const;
+  HostPlan with_own_part(HostPlan plan, const Tensor& all, const Tensor& output) const;
   void compare(const Collective& call);
   Milliseconds timeout_of(const Collective& call) const;
   HostPlan plan_all_reduce(const Tensor& t, ReduceOp op, const CollectiveOptions& options);

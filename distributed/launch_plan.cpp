@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include <lockstep/distributed/fd.h>
+#include <lockstep/distributed/hash.h>
 #include <lockstep/tensor/error.h>
 
 namespace lockstep::dist {
@@ -41,11 +42,9 @@ std::string new_run_id() {
                  std::chrono::system_clock::now().time_since_epoch().count());
 }
 
-// A name that all nodes find by themselves (FNV-1a of what they have in common).
+// A name that all nodes find by themselves (a hash of what they have in common).
 std::string common_run_id(const LaunchOptions& options) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : str_cat(options.master_addr, ":", options.master_port))
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  const uint64_t hash = hash_of(str_cat(options.master_addr, ":", options.master_port));
   unsigned char bytes[sizeof hash];
   for (size_t i = 0; i < sizeof hash; ++i)
     bytes[i] = static_cast<unsigned char>(hash >> (8 * (sizeof hash - 1 - i)));

@@ -1,4 +1,5 @@
 // What both sides of a meeting share, and the Peers that come out of it.
+#include <lockstep/distributed/hash.h>
 #include <lockstep/distributed/rendezvous.h>
 
 #include <poll.h>
@@ -92,9 +93,7 @@ std::string key_of(const Environment& env) {
 
 MeetingPoint MeetingPoint::of(const Environment& env, Milliseconds timeout) {
   // The name has room for 107 characters, a run id may be longer.
-  uint64_t hash = 0xCBF29CE484222325;
-  for (const char c : key_of(env)) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
-  return {.name = str_cat("lockstep-", geteuid(), "-", hash),
+  return {.name = str_cat("lockstep-", geteuid(), "-", hash_of(key_of(env))),
           .where = str_cat("MASTER_PORT ", env.master_port.empty() ? "unset" : env.master_port,
                            ", run id \"", env.run_id, "\", attempt ", env.attempt),
           .rank = env.rank,

@@ -1,5 +1,6 @@
 // One function per kind of collective.
 #include <lockstep/distributed/gloo/exchange.h>
+#include <lockstep/distributed/hash.h>
 
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>
@@ -336,8 +337,7 @@ void meet_all(const std::shared_ptr<gloo::Context>& context, uint32_t tag, Milli
 }
 
 uint32_t tag_of(std::string_view text) {
-  uint64_t hash = 0xCBF29CE484222325;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
+  const uint64_t hash = hash_of(text);
   return static_cast<uint32_t>(hash ^ hash >> 32);
 }
 
