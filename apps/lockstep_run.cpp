@@ -2,7 +2,7 @@
 //
 //   lockstep-run -n 4 ./train --lr 0.1
 //
-// This file is the command line; the work is distributed/launcher.h's. Long options may also be
+// This file is the command line; the work is distributed/launch/launcher.h's. Long options may also be
 // written with underscores, as torchrun's are.
 #include <CLI/CLI.hpp>
 
@@ -10,8 +10,8 @@
 #include <cstdio>
 #include <memory>
 
-#include <lockstep/distributed/cuda_devices.h>
-#include <lockstep/distributed/launcher.h>
+#include <lockstep/distributed/launch/cuda_devices.h>
+#include <lockstep/distributed/launch/launcher.h>
 #include <lockstep/tensor/error.h>
 
 namespace {

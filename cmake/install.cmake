@@ -9,7 +9,8 @@ install(FILES lockstep.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep)
 foreach(floor ${LOCKSTEP_FLOORS})
   install(DIRECTORY ${floor}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep/${floor}
     FILES_MATCHING PATTERN "*.h" PATTERN "cpu" EXCLUDE PATTERN "mnist" EXCLUDE
-    PATTERN "gloo" EXCLUDE)
+    PATTERN "shm" EXCLUDE PATTERN "store" EXCLUDE PATTERN "hosts" EXCLUDE PATTERN "gloo" EXCLUDE
+    PATTERN "launch" EXCLUDE PATTERN "checkpoints" EXCLUDE)
 endforeach()
 
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep)

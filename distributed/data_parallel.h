@@ -14,9 +14,9 @@
 
 #include <memory>
 
+#include <lockstep/distributed/ddp/reducer.h>
 #include <lockstep/distributed/group.h>
 #include <lockstep/distributed/join.h>
-#include <lockstep/distributed/reducer.h>
 #include <lockstep/nn/module.h>
 #include <lockstep/tensor/random.h>
 

@@ -3,7 +3,7 @@
 // until nobody has inputs any more; then all take over the model of the last that trained.
 #pragma once
 
-#include <lockstep/distributed/reducer.h>
+#include <lockstep/distributed/ddp/reducer.h>
 #include <lockstep/nn/module.h>
 
 namespace lockstep::dist {

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <thread>
 
-#include <lockstep/distributed/shared_group.h>
+#include <lockstep/distributed/shm/shared_group.h>
 #include <lockstep/distributed/single_group.h>
 #include <lockstep/tensor/parallel.h>
 #include <lockstep/tensor/random.h>

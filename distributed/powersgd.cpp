@@ -8,7 +8,7 @@
 #include <optional>
 #include <unordered_map>
 
-#include <lockstep/distributed/orthogonalize.h>
+#include <lockstep/distributed/ddp/orthogonalize.h>
 #include <lockstep/tensor/node.h>
 #include <lockstep/tensor/ops/elementwise.h>
 #include <lockstep/tensor/ops/matmul.h>

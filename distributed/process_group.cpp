@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include <lockstep/distributed/reduce.h>
+#include <lockstep/distributed/shm/reduce.h>
 #include <lockstep/distributed/strided.h>
 #include <lockstep/tensor/node.h>
 #include <lockstep/tensor/ops/join.h>

@@ -4,9 +4,9 @@
 #include <map>
 #include <mutex>
 
-#include <lockstep/distributed/host_meeting.h>
-#include <lockstep/distributed/rendezvous.h>
-#include <lockstep/distributed/shared_group.h>
+#include <lockstep/distributed/hosts/meeting.h>
+#include <lockstep/distributed/shm/rendezvous.h>
+#include <lockstep/distributed/shm/shared_group.h>
 #include <lockstep/distributed/single_group.h>
 
 namespace lockstep::dist {

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <thread>
 
-#include <lockstep/distributed/store_client.h>
+#include <lockstep/distributed/store/client.h>
 
 namespace lockstep::dist {
 

@@ -1,5 +1,5 @@
 // Store: a few small values that all processes of a job share, over TCP. Rank 0 keeps them; who is
-// let in must know the job's token (tcp_handshake.h). Ranks meet through it, and backends exchange
+// let in must know the job's token (store/handshake.h). Ranks meet through it, and backends exchange
 // addresses, the reasons of errors and who is gone.
 //
 //   auto store = dist::meet(environment, timeout);      // one per job; or a Store of your own

@@ -1,11 +1,21 @@
 #include <lockstep/nn/clone.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include <lockstep/nn/entries.h>
 #include <lockstep/tensor/node.h>
 
 namespace lockstep::nn {
+namespace {
+std::recursive_mutex& cloning() {  // recursive: a module may clone another to copy itself
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+}  // namespace
+
+CloneMap::CloneMap(bool share) : share_(share) { cloning().lock(); }
+CloneMap::~CloneMap() { cloning().unlock(); }
 
 Tensor CloneMap::operator()(const Tensor& t) {
   if (share_ || !t.defined()) return t;

@@ -4,7 +4,8 @@
 // C++ can move any module, and a moved-from module still exists. So the module is moved into the
 // copy, which takes its plain values along, and then field by field the original gets its own back
 // and the copy a clone. Fields that hold more than a plain value must be named in LOCKSTEP_MODULE
-// for this, which is checked first.
+// for this, which is checked first. While that happens the original is empty; so one thread at a time
+// clones.
 #pragma once
 
 #include <utility>
@@ -13,11 +14,15 @@
 
 namespace lockstep::nn {
 
-/// Which new tensor stands for which old one, so that tied parameters stay tied in the copy.
+/// Which new tensor stands for which old one, so that tied parameters stay tied in the copy. While one
+/// lives, other threads wait for it before they clone.
 class LOCKSTEP_API CloneMap {
  public:
   /// `share`: every tensor stands for itself.
-  explicit CloneMap(bool share) : share_(share) {}
+  explicit CloneMap(bool share);
+  ~CloneMap();
+  CloneMap(const CloneMap&) = delete;
+  CloneMap& operator=(const CloneMap&) = delete;
   Tensor operator()(const Tensor& t);
 
  private:

@@ -189,7 +189,7 @@ std::unique_ptr<Module> clone_unique(M& module, CloneMap& map) {
 /// modules, parameters or buffers (and, for clone(), whatever else is not a plain number); one left
 /// out is an Error. It makes the call operator, to(Device), to(DType), clone() and share():
 ///   y = net(x);   net.to(device);   Net{}.to(device, DType::f64);   Net other = net.clone();
-/// clone() and share() must not run while another thread uses the module.
+/// clone() and share() must not run while another thread uses the module otherwise; several may clone it.
 #define LOCKSTEP_MODULE(Type, ...)                                                             \
  public:                                                                                       \
   template <class Self = Type, class... Args>                                                  \

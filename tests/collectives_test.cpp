@@ -10,7 +10,7 @@
 
 #include <lockstep/distributed/local.h>
 #include <lockstep/distributed/registry.h>
-#include <lockstep/distributed/rendezvous.h>
+#include <lockstep/distributed/shm/rendezvous.h>
 #include <lockstep/tensor/random.h>
 
 #include "ranks.h"

@@ -9,7 +9,7 @@
 #include <regex>
 
 #include <lockstep/distributed/local.h>
-#include <lockstep/distributed/rendezvous.h>
+#include <lockstep/distributed/shm/rendezvous.h>
 
 #include "ranks.h"
 

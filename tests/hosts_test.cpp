@@ -3,7 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <lockstep/distributed/group.h>
-#include <lockstep/distributed/host_group.h>
+#include <lockstep/distributed/hosts/group.h>
 
 #include "equality.h"
 #include "every_kind.h"
@@ -66,8 +66,6 @@ void below(double begin, double seconds, const char* what) {
 
 }  // namespace
 
-#define ALL_PASS(ended) CHECK_MESSAGE(ranks::failures(ended).empty(), ranks::failures(ended))
-
 TEST_CASE("rank: every kind" * doctest::skip()) {
   const Group g = join();
   every_kind::check_all(g);
@@ -79,11 +77,11 @@ TEST_CASE("rank: every kind" * doctest::skip()) {
   expect(error_of([&] { g.barrier(); }), {"destroyed"});
 }
 TEST_CASE("every kind, dtype and layout") {
-  ALL_PASS(run({0, 0, 1, 1}, "rank: every kind", {.deadline = 60}));
-  ALL_PASS(run({0, 1, 1, 1}, "rank: every kind", {.deadline = 60}));
+  CHECK(ranks::failures(run({0, 0, 1, 1}, "rank: every kind", {.deadline = 60})) == "");
+  CHECK(ranks::failures(run({0, 1, 1, 1}, "rank: every kind", {.deadline = 60})) == "");
 }
 TEST_CASE("ranks of a host need not be neighbours") {
-  ALL_PASS(run({0, 1, 0, 1, 2}, "rank: bits"));
+  CHECK(ranks::failures(run({0, 1, 0, 1, 2}, "rank: bits")) == "");
 }
 TEST_CASE("rank: bits" * doctest::skip()) {
   const Group g = join();
@@ -124,7 +122,7 @@ TEST_CASE("rank: traffic" * doctest::skip()) {
   }
 }
 TEST_CASE("what crosses between hosts, and what does not") {
-  ALL_PASS(run({0, 0, 1, 1}, "rank: traffic"));
+  CHECK(ranks::failures(run({0, 0, 1, 1}, "rank: traffic")) == "");
 }
 
 TEST_CASE("rank: one host after all" * doctest::skip()) {
@@ -135,7 +133,7 @@ TEST_CASE("rank: one host after all" * doctest::skip()) {
 TEST_CASE("ranks that turn out to be on one host share memory") {
   ranks::Options options;
   for (int r = 0; r < 3; ++r) options.of_rank[r] = {{"LOCAL_WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}};
-  ALL_PASS(run({7, 7, 7}, "rank: one host after all", options));
+  CHECK(ranks::failures(run({7, 7, 7}, "rank: one host after all", options)) == "");
 }
 
 TEST_CASE("rank: trains" * doctest::skip()) {
@@ -150,8 +148,8 @@ TEST_CASE("rank: trains" * doctest::skip()) {
     require(all[r].to_vector<double>() == mine.weights, "ranks hold other bits");
 }
 TEST_CASE("training over two hosts equals one process") {
-  ALL_PASS(run({0, 0, 1, 1}, "rank: trains", {.deadline = 60}));
-  ALL_PASS(run({0, 1, 1, 1}, "rank: trains", {.deadline = 60}));
+  CHECK(ranks::failures(run({0, 0, 1, 1}, "rank: trains", {.deadline = 60})) == "");
+  CHECK(ranks::failures(run({0, 1, 1, 1}, "rank: trains", {.deadline = 60})) == "");
 }
 
 // ---- faults ----
@@ -195,8 +193,8 @@ TEST_CASE("rank: disagrees" * doctest::skip()) {
 TEST_CASE("hosts, or ranks of a host, that disagree are told so") {
   for (const int odd : {0, 2}) {
     CAPTURE(odd);
-    ALL_PASS(
-        run({0, 0, 1, 1}, "rank: disagrees", {.variables = {{"TEST_ODD", std::to_string(odd)}}}));
+    CHECK(ranks::failures(run({0, 0, 1, 1}, "rank: disagrees",
+                              {.variables = {{"TEST_ODD", std::to_string(odd)}}})) == "");
   }
 }
 
@@ -223,8 +221,8 @@ TEST_CASE("rank: disagrees about kinds" * doctest::skip()) {
 TEST_CASE("kinds that are made of others are told apart") {
   for (const char* which : {"0", "1", "2"}) {
     CAPTURE(which);
-    ALL_PASS(
-        run({0, 0, 1, 1}, "rank: disagrees about kinds", {.variables = {{"TEST_WHICH", which}}}));
+    CHECK(ranks::failures(run({0, 0, 1, 1}, "rank: disagrees about kinds",
+                              {.variables = {{"TEST_WHICH", which}}})) == "");
   }
 }
 
@@ -243,7 +241,8 @@ TEST_CASE("rank: aborts" * doctest::skip()) {
 TEST_CASE("an abort reaches every host") {
   for (const char* who : {"0", "1", "3"}) {
     CAPTURE(who);
-    ALL_PASS(run({0, 0, 1, 1}, "rank: aborts", {.variables = {{"TEST_WHO", who}}}));
+    CHECK(ranks::failures(run({0, 0, 1, 1}, "rank: aborts", {.variables = {{"TEST_WHO", who}}})) ==
+          "");
   }
 }
 
@@ -262,7 +261,9 @@ TEST_CASE("rank: late" * doctest::skip()) {
   require(ranks::now() - begin >= 0.39, "too early");
   below(begin, 3, "a deadline");
 }
-TEST_CASE("a deadline ends the wait on every host") { ALL_PASS(run({0, 0, 1, 1}, "rank: late")); }
+TEST_CASE("a deadline ends the wait on every host") {
+  CHECK(ranks::failures(run({0, 0, 1, 1}, "rank: late")) == "");
+}
 
 // ---- two network namespaces ----
 
@@ -351,5 +352,5 @@ TEST_CASE("ranks in two network namespaces") {
     ended[r].output = ranks::read_all(files[r]);
     close(files[r]);
   }
-  ALL_PASS(ended);
+  CHECK(ranks::failures(ended) == "");
 }

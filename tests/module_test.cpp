@@ -235,6 +235,19 @@ TEST_CASE("modules come and go on several threads at once") {
   CHECK(right == 80);
 }
 
+TEST_CASE("several threads may clone one module") {
+  Stack stack;
+  const size_t count = stack.parameters().size();
+  std::vector<std::thread> threads;
+  std::atomic<int> right = 0;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&] {
+      for (int i = 0; i < 50; ++i) right += stack.clone().parameters().size() == count;
+    });
+  for (std::thread& t : threads) t.join();
+  CHECK(right == 200);
+}
+
 TEST_CASE("moving a module keeps its tensors") {
   Net net;
   const auto before = net.parameters();

@@ -11,8 +11,8 @@
 #include <random>
 #include <vector>
 
+#include <lockstep/distributed/ddp/orthogonalize.h>
 #include <lockstep/distributed/local.h>
-#include <lockstep/distributed/orthogonalize.h>
 #include <lockstep/distributed/powersgd.h>
 #include <lockstep/tensor/ops.h>
 

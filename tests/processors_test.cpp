@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include <lockstep/distributed/processors.h>
+#include <lockstep/distributed/launch/processors.h>
 #include <lockstep/tensor/error.h>
 
 #include "temporary_folder.h"

@@ -11,7 +11,7 @@
 #include <random>
 
 #include <lockstep/distributed/store.h>
-#include <lockstep/distributed/store_data.h>
+#include <lockstep/distributed/store/data.h>
 #include <lockstep/tensor/warning.h>
 
 #include "ranks.h"

@@ -20,6 +20,7 @@ alone() {
     { echo "$1 does not compile alone"; return 1; }
 }
 export -f alone
-find "${floors[@]::6}" -name '*.h' ! -name '*-inl.h' ! -path 'tensor/cpu/*' ! -path 'distributed/gloo/*' -print0 |
+# What is not installed is seen when the sources beside it compile.
+find "${floors[@]::6}" -name '*.h' ! -name '*-inl.h' ! -path 'tensor/cpu/*' ! -path 'distributed/[!d]*/*' -print0 |
   xargs -0 -P2 -I{} bash -c 'alone {}' || bad=1
 exit $bad

@@ -212,7 +212,7 @@ TEST_CASE("memory that one rank cannot have, ranks as processes, is an error on 
       auto variables = variables_of("shm");
       variables.insert({{"FAULT_MODE", mode}, {"FAULT_VICTIM", std::to_string(victim)}});
       const auto ended = ranks::run_ranks(3, "rank: no room", {.variables = variables});
-      CHECK_MESSAGE(ranks::failures(ended).empty(), ranks::failures(ended));
+      CHECK(ranks::failures(ended) == "");
     }
 }
 #endif

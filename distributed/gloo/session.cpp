@@ -8,7 +8,7 @@
 #include <future>
 
 #include <lockstep/distributed/gloo/exchange.h>
-#include <lockstep/distributed/store_wire.h>
+#include <lockstep/distributed/store/wire.h>
 
 namespace lockstep::dist::gloo_backend {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <thread>
 
+#include <lockstep/distributed/gloo/plugin.h>
 #include <lockstep/distributed/gloo/watched.h>
-#include <lockstep/distributed/gloo_plugin.h>
 
 namespace lockstep::dist::gloo_backend {
 

@@ -1,0 +1,153 @@
+#include <lockstep/distributed/ddp/control_record.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include <lockstep/tensor/error.h>
+
+namespace lockstep::dist {
+
+namespace {
+
+constexpr size_t kHead = 13;  // three words and a byte; two bits per parameter follow
+
+void put_bits(std::byte* to, const std::vector<char>& bits) {
+  for (size_t i = 0; i < bits.size(); ++i)
+    if (bits[i]) to[i / 8] |= std::byte{1} << (i % 8);
+}
+std::vector<char> take_bits(const std::byte* from, size_t count) {
+  std::vector<char> bits(count);
+  for (size_t i = 0; i < count; ++i)
+    bits[i] = (from[i / 8] >> (i % 8) & std::byte{1}) != std::byte{0};
+  return bits;
+}
+
+}  // namespace
+
+std::vector<std::byte> ControlRecord::encode() const {
+  const size_t map = (used.size() + 7) / 8;
+  std::vector<std::byte> bytes(kHead + 2 * map);
+  std::memcpy(bytes.data(), &forwards, 4);
+  std::memcpy(bytes.data() + 4, &local_backwards, 4);
+  std::memcpy(bytes.data() + 8, &unfrozen, 4);
+  bytes[12] = static_cast<std::byte>(join);
+  put_bits(bytes.data() + kHead, used);
+  put_bits(bytes.data() + kHead + map, trainable);
+  return bytes;
+}
+
+ControlRecord ControlRecord::decode(std::span<const std::byte> bytes, size_t parameters) {
+  const size_t map = (parameters + 7) / 8;
+  LOCKSTEP_CHECK(bytes.size() == kHead + 2 * map, DistError, "DDP: a control record of ",
+                 bytes.size(), " bytes for ", parameters, " parameters");
+  ControlRecord r;
+  std::memcpy(&r.forwards, bytes.data(), 4);
+  std::memcpy(&r.local_backwards, bytes.data() + 4, 4);
+  std::memcpy(&r.unfrozen, bytes.data() + 8, 4);
+  r.join = static_cast<Join>(bytes[12]);
+  r.used = take_bits(bytes.data() + kHead, parameters);
+  r.trainable = take_bits(bytes.data() + kHead + map, parameters);
+  return r;
+}
+
+bool is_used(const std::vector<ControlRecord>& records, size_t parameter) {
+  return std::any_of(records.begin(), records.end(),
+                     [&](const ControlRecord& r) { return r.used[parameter]; });
+}
+bool is_trained(const std::vector<ControlRecord>& records, size_t parameter) {
+  return std::any_of(records.begin(), records.end(),
+                     [&](const ControlRecord& r) { return r.trainable[parameter]; });
+}
+
+namespace {
+
+using Records = std::vector<ControlRecord>;
+using Join = ControlRecord::Join;
+
+std::string find_join_fault(const Records& records) {
+  for (size_t r = 1; r < records.size(); ++r)
+    if ((records[r].join == Join::none) != (records[0].join == Join::none)) {
+      const bool first = records[0].join == Join::none;
+      return str_cat("DDP: join: rank ", first ? r : 0, " is inside join and rank ", first ? 0 : r,
+                     " is not; all ranks must enter it together");
+    }
+  return {};
+}
+
+// "rank 0 true, rank 1 false", of the ranks that still have inputs.
+template <class State>
+std::string states(const Records& records, State state) {
+  std::string text;
+  for (size_t r = 0; r < records.size(); ++r)
+    if (!records[r].is_finished())
+      text +=
+          str_cat(text.empty() ? "rank " : ", rank ", r, state(records[r]) ? " true" : " false");
+  return text;
+}
+
+std::string find_frozen_fault(const Records& records, const RecordNames& names) {
+  for (const ControlRecord& record : records)
+    if (record.unfrozen >= 0 && static_cast<size_t>(record.unfrozen) < names.frozen.size())
+      return str_cat(
+          "DDP: ", names.frozen[static_cast<size_t>(record.unfrozen)],
+          ": requires_grad changed after wrapping (",
+          states(records, [&](const auto& r) { return r.unfrozen == record.unfrozen; }),
+          "); it was frozen then, so it has no bucket: set requires_grad before wrapping");
+  for (size_t i = 0; i < names.parameters.size(); ++i) {
+    bool some = false, all = true;
+    for (const ControlRecord& r : records)
+      if (!r.is_finished()) {
+        some |= r.trainable[i] != 0;
+        all &= r.trainable[i] != 0;
+      }
+    if (some && !all)
+      return str_cat("DDP: ", names.parameters[i], ": requires_grad changed after wrapping (",
+                     states(records, [&](const auto& r) { return r.trainable[i] != 0; }),
+                     "); freeze it on all ranks or on none");
+  }
+  return {};
+}
+
+std::string find_graph_fault(const Records& records, const Records& first,
+                             const RecordNames& names) {
+  for (size_t r = 0; r < first.size(); ++r) {
+    if (records[r].is_finished() || first[r].is_finished()) continue;
+    for (size_t i = 0; i < names.parameters.size(); ++i)
+      if (records[r].used[i] != first[r].used[i])
+        return str_cat("DDP: static_graph: ", names.parameters[i], " was ",
+                       first[r].used[i] ? "used" : "unused", " on rank ", r,
+                       " in the first step and is ", records[r].used[i] ? "used" : "unused",
+                       " now; the graph is not static, leave the option off");
+  }
+  return {};
+}
+
+std::string find_unused_fault(const Records& records, const RecordNames& names) {
+  std::string missing;
+  for (size_t r = 0; r < records.size(); ++r) {
+    if (records[r].is_finished()) continue;
+    std::string list;
+    for (size_t i = 0; i < names.parameters.size(); ++i)
+      if (!records[r].used[i] && is_trained(records, i))
+        list += (list.empty() ? "" : ", ") + names.parameters[i];
+    if (!list.empty())
+      missing += str_cat(missing.empty() ? "" : "; ", list, " received no gradient on rank ", r);
+  }
+  if (missing.empty()) return {};
+  return str_cat("DDP: ", missing,
+                 "; set find_unused_parameters or use every output of forward in the loss");
+}
+
+}  // namespace
+
+std::string find_fault(const Records& records, const Records& first, const RecordNames& names,
+                       const DistributedDataParallelOptions& options) {
+  std::string fault = find_join_fault(records);
+  if (fault.empty()) fault = find_frozen_fault(records, names);
+  if (fault.empty() && options.static_graph) fault = find_graph_fault(records, first, names);
+  if (fault.empty() && !options.static_graph && !options.find_unused_parameters)
+    fault = find_unused_fault(records, names);
+  return fault;
+}
+
+}  // namespace lockstep::dist

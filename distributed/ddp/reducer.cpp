@@ -1,0 +1,327 @@
+// Reducer: what it watches, and the launches of a round.
+#include <lockstep/distributed/ddp/reducer.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+
+#include <lockstep/distributed/log.h>
+#include <lockstep/tensor/warning.h>
+
+namespace lockstep::dist {
+
+namespace {
+
+BucketCaps caps_of(const DistributedDataParallelOptions& o) {
+  auto bytes = [](double mb) { return static_cast<size_t>(std::max(0.0, mb) * 1024 * 1024); };
+  return {bytes(o.first_bucket_mb), bytes(o.bucket_cap_mb)};
+}
+
+NamedTensors without(const NamedTensors& all, const std::vector<std::string>& ignored) {
+  NamedTensors rest;
+  for (const auto& entry : all)
+    if (std::find(ignored.begin(), ignored.end(), entry.first) == ignored.end())
+      rest.push_back(entry);
+  return rest;
+}
+
+}  // namespace
+
+// ---- construction ----
+
+Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
+                 std::function<NamedTensors()> current_buffers,
+                 DistributedDataParallelOptions options)
+    : users_group_(std::move(group)),
+      group_(users_group_->child()),
+      replicated_(without(parameters, options.ignored)),
+      current_buffers_(std::move(current_buffers)),
+      options_(std::move(options)),
+      caps_(caps_of(options_)),
+      flag_(users_group_->rank(), [this] { return parameter_versions(); }) {
+  const NamedTensors all_buffers = current_buffers_();
+  if (options_.init_sync) verify_same_module(*group_, parameters, all_buffers, options_);
+  for (const std::string& name : options_.ignored) {
+    const auto known = [&](const NamedTensors& list) {
+      return std::any_of(list.begin(), list.end(), [&](const auto& e) { return e.first == name; });
+    };
+    LOCKSTEP_CHECK(known(parameters) || known(all_buffers), ValueError,
+                   "DistributedDataParallel: ignored names \"", name,
+                   "\", which is no parameter or buffer of the module");
+  }
+  for (const auto& [name, p] : replicated_) {
+    if (!p.requires_grad()) {
+      frozen_.emplace_back(name, p);
+      names_.frozen.push_back(name);
+      continue;
+    }
+    parameters_.push_back({name, p, Ref<Leaf>(p.leaf())});
+    names_.parameters.push_back(name);
+  }
+  LOCKSTEP_CHECK(!parameters_.empty(), DistError,
+                 "DistributedDataParallel: the module has no parameter that requires grad; use it "
+                 "without the wrapper");
+  // What every rank finds alike is thrown before the next communication: nobody is left waiting.
+  if (options_.init_sync) broadcast_module(0);
+  for (const Replicated& p : parameters_)
+    LOCKSTEP_CHECK(!p.leaf->watcher, DistError, "DistributedDataParallel: ", p.name,
+                   " already belongs to another DistributedDataParallel; wrap a module once");
+
+  const size_t n = parameters_.size();
+  std::vector<int> order(n);
+  for (size_t i = 0; i < n; ++i)
+    order[i] = static_cast<int>(n - 1 - i);  // backward reaches the last first
+  buckets_ = plan_buckets(parameters_, order, caps_);
+  place_buckets(*group_, parameters_, buckets_, slots_);
+  for (std::vector<char>* flags : {&reached_, &arrived_, &unreduced_}) flags->assign(n, 0);
+  for (size_t i = 0; i < n; ++i) watch(i);
+}
+
+Reducer::~Reducer() {
+  for (Replicated& p : parameters_) release(p);
+  if (stats_.forwards > 0) log_info(str_cat("rank ", group_->rank(), ": ", stats().text()));
+}
+
+double Reducer::now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+NamedTensors Reducer::buffers() const { return without(current_buffers_(), options_.ignored); }
+
+void Reducer::broadcast_module(int root) {
+  NamedTensors everything = replicated_;
+  const NamedTensors all_buffers = buffers();
+  everything.insert(everything.end(), all_buffers.begin(), all_buffers.end());
+  Tensor bytes = pack(everything);
+  group_->broadcast(bytes, root, {.label = str_cat("DDP's broadcast of rank ", root, "'s module")})
+      ->wait();
+  if (group_->rank() != root) unpack(bytes, everything);
+}
+
+uint64_t Reducer::parameter_versions() const {
+  uint64_t sum = 0;
+  for (const Replicated& p : parameters_) sum += p.parameter.storage().version();
+  return sum;
+}
+
+// ---- forwards ----
+
+void Reducer::forward_starts() {
+  if (!is_grad_enabled()) return;
+  follow_changes();
+  ++forwards_;
+  ++stats_.forwards;
+  flag_.forward_starts();
+  note_standing();
+  forward_started_ = now();
+}
+
+void Reducer::forward_ends() {
+  if (is_grad_enabled()) stats_.forward = now() - forward_started_;
+}
+
+/// What peers that wait for this rank can say of it.
+void Reducer::note_standing() {
+  char text[64];
+  const int n = std::snprintf(text, sizeof text, "%lld forwards, %lld synchronised backwards%s",
+                              static_cast<long long>(stats_.forwards),
+                              static_cast<long long>(stats_.synchronised_backwards),
+                              flag_.inside_no_sync() ? ", in no_sync" : "");
+  group_->note({text, static_cast<size_t>(std::clamp(n, 0, 63))});
+}
+
+/// A parameter that was frozen and trains again has a new leaf: it is watched like the old one. One
+/// that changed its dtype or device no longer fits its slot.
+void Reducer::follow_changes() {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Replicated& p = parameters_[i];
+    LOCKSTEP_CHECK(
+        p.parameter.dtype() == slots_[i].dtype() && p.parameter.device() == slots_[i].device(),
+        DistError, "DDP: ", p.name, " was ", slots_[i].dtype(), " on ", slots_[i].device(),
+        " when it was wrapped and is ", p.parameter.dtype(), " on ", p.parameter.device(),
+        " now; move the module first, then wrap it");
+    Leaf* leaf = p.parameter.leaf();
+    if (!leaf || leaf == p.leaf.get()) continue;
+    release(p);
+    p.leaf = Ref<Leaf>(leaf);
+    watch(i);
+  }
+}
+
+void Reducer::watch(size_t i) {
+  Leaf& leaf = *parameters_[i].leaf;
+  leaf.slot = slots_[i];
+  leaf.watcher = this;
+  leaf.watcher_index = static_cast<int>(i);
+}
+
+void Reducer::release(Replicated& p) {
+  // The gradient moves out of the group's memory, which goes with this object.
+  if (p.leaf->gradient.defined() && p.leaf->gradient.is_same(p.leaf->slot))
+    p.leaf->gradient = p.leaf->slot.clone();
+  p.leaf->slot = Tensor();
+  p.leaf->watcher = nullptr;
+}
+
+// ---- one round ----
+
+void Reducer::backward_starts(std::span<Leaf* const> reached) {
+  LOCKSTEP_CHECK(phase_ == Phase::idle, DistError,
+                 "DDP: a backward started inside a backward of the same module");
+  phase_ = flag_.decide() ? Phase::syncing : Phase::local;
+  // The engine runs a backward with create_graph in grad mode.
+  if (phase_ == Phase::syncing && group_->size() > 1 && is_grad_enabled() &&
+      !std::exchange(warned_graph_, true))
+    warn(
+        "DDP: backward with create_graph: the gradients are averaged, and nothing differentiates "
+        "through the all-reduce");
+  reset_round(reached);
+}
+
+void Reducer::reset_round(std::span<Leaf* const> reached) {
+  backward_started_ = now();
+  std::fill(reached_.begin(), reached_.end(), 0);
+  std::fill(arrived_.begin(), arrived_.end(), 0);
+  for (const Leaf* leaf : reached) reached_[static_cast<size_t>(leaf->watcher_index)] = 1;
+  pending_.assign(buckets_.size(), 0);
+  bucket_of_.assign(parameters_.size(), 0);
+  for (size_t b = 0; b < buckets_.size(); ++b)
+    for (int i : buckets_[b].parameters) {
+      bucket_of_[static_cast<size_t>(i)] = static_cast<int>(b);
+      pending_[b] += reached_[static_cast<size_t>(i)];
+    }
+  arrival_order_.clear();
+  kept_.assign(parameters_.size(), Tensor());
+  works_.clear();
+  buffer_work_ = nullptr;
+  next_launch_ = 0;
+  if (phase_ != Phase::syncing) return;
+  stats_.arrivals = 0;
+  stats_.buckets.assign(buckets_.size(), {});
+  launched_at_.assign(buckets_.size(), 0);
+}
+
+void Reducer::leaf_ready(Leaf& leaf) {
+  const auto i = static_cast<size_t>(leaf.watcher_index);
+  if (phase_ == Phase::local) {
+    unreduced_[i] = 1;
+    return;
+  }
+  if (phase_ != Phase::syncing || arrived_[i]) return;
+  group_->progress();
+  note_completed();
+  arrived_[i] = 1;
+  arrival_order_.push_back(static_cast<int>(i));
+  ++stats_.arrivals;
+  --pending_[static_cast<size_t>(bucket_of_[i])];
+  while (next_launch_ < buckets_.size() && pending_[next_launch_] == 0) launch(next_launch_++);
+}
+
+/// A parameter that this backward gave nothing goes into the reduction with the gradient it has, or
+/// zero.
+void Reducer::fill_without_arrival(int parameter) {
+  const auto i = static_cast<size_t>(parameter);
+  NoGradGuard guard;
+  Leaf& leaf = *parameters_[i].leaf;
+  if (!leaf.gradient.defined()) {
+    slots_[i].zero_();
+  } else {
+    kept_[i] = leaf.gradient.is_same(slots_[i]) ? slots_[i].clone() : leaf.gradient;
+    if (!leaf.gradient.is_same(slots_[i])) slots_[i].copy_(leaf.gradient);
+  }
+}
+
+ControlRecord Reducer::record_of_round() const {
+  ControlRecord record{.forwards = forwards_, .local_backwards = local_backwards_};
+  if (join_) record.join = shadowing_ ? ControlRecord::Join::finished : ControlRecord::Join::active;
+  record.used = reached_;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor& gradient = parameters_[i].leaf->gradient;
+    // zero_grad and assignment since a local backward have taken its contributions away.
+    record.used[i] |= unreduced_[i] && gradient.defined() && gradient.is_same(slots_[i]);
+    record.trainable.push_back(parameters_[i].parameter.requires_grad());
+  }
+  for (size_t i = 0; i < frozen_.size() && record.unfrozen < 0; ++i)
+    if (frozen_[i].second.requires_grad()) record.unfrozen = static_cast<int32_t>(i);
+  return record;
+}
+
+/// A static graph repeats each rank's first record, so that none need be sent where sending costs.
+bool Reducer::posts_records() const {
+  const bool is_known = !first_.empty() && std::none_of(first_.begin(), first_.end(),
+                                                        [](auto& r) { return r.is_finished(); });
+  return !options_.static_graph || !is_known || join_ || group_->records_are_free();
+}
+
+void Reducer::launch(size_t b) {
+  const Bucket& bucket = buckets_[b];
+  if (b == 0) {
+    mine_ = record_of_round();
+    if (posts_records())
+      group_->post(++epoch_, mine_.encode());
+    else
+      check_graph();
+  }
+  for (int i : bucket.parameters)
+    if (!arrived_[static_cast<size_t>(i)]) fill_without_arrival(i);
+  auto& trace = stats_.buckets[b];
+  trace.bytes = bucket.bytes();
+  trace.launched_after = stats_.arrivals;
+  for (int i : bucket.parameters)
+    trace.parameters.push_back(names_.parameters[static_cast<size_t>(i)]);
+  launched_at_[b] = now();
+  works_.push_back(reduce(b));
+  // Under join it is known only from the records whose buffers count.
+  if (b + 1 == buckets_.size() && options_.broadcast_buffers && !join_) exchange_buffers();
+}
+
+WorkPtr Reducer::reduce(size_t b) {
+  const Bucket& bucket = buckets_[b];
+  if (!options_.comm_hook)
+    return group_->all_reduce(bucket.flat, ReduceOp::avg, {.label = bucket.label});
+  GradBucket seen{.index = static_cast<int>(b),
+                  .is_last = b + 1 == buckets_.size(),
+                  .buffer = bucket.flat,
+                  .group = group_.get()};
+  for (int i : bucket.parameters) {
+    seen.gradients.push_back(slots_[static_cast<size_t>(i)]);
+    seen.parameters.push_back(parameters_[static_cast<size_t>(i)].parameter);
+  }
+  NoGradGuard guard;
+  WorkPtr work = options_.comm_hook(seen);
+  LOCKSTEP_CHECK(work, ValueError, "DDP: the comm hook returned no work for ", bucket.label);
+  return work;
+}
+
+void Reducer::note_completed() {
+  for (size_t b = 0; b < works_.size(); ++b) {
+    auto& trace = stats_.buckets[b];
+    if (trace.completed_after >= 0 || !works_[b]->is_completed()) continue;
+    trace.completed_after = stats_.arrivals;
+    trace.seconds = now() - launched_at_[b];
+  }
+}
+
+void Reducer::backward_ends(bool failed) {
+  const Phase phase = std::exchange(phase_, Phase::idle);
+  if (phase == Phase::local) {
+    ++local_backwards_;
+    ++stats_.local_backwards;
+    return;
+  }
+  if (!failed) return finish_round();
+  // Nothing is posted before the first launch: the next synchronised backward takes this one's
+  // place.
+  if (next_launch_ == 0) return;
+  std::string reason = "an exception";
+  try {
+    if (std::current_exception()) std::rethrow_exception(std::current_exception());
+  } catch (const std::exception& e) {
+    reason = e.what();
+  } catch (...) {
+  }
+  group_->abort(str_cat("rank ", group_->rank(), " failed inside DDP's backward: ", reason));
+  drop_gradients();
+}
+
+}  // namespace lockstep::dist

@@ -1,0 +1,139 @@
+// Reducer: the machine inside DistributedDataParallel. It watches a module's leaves, launches each
+// bucket's reduction as soon as backward has filled it, and returns from backward with every
+// gradient averaged. A round is one synchronised backward: launches (reducer.cpp), then its end
+// (reducer_end.cpp), where all ranks read each other's control records and settle the gradients.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <lockstep/distributed/ddp/bucket.h>
+#include <lockstep/distributed/ddp/coalesce.h>
+#include <lockstep/distributed/ddp/control_record.h>
+#include <lockstep/distributed/ddp/sync_flag.h>
+#include <lockstep/distributed/ddp_options.h>
+#include <lockstep/distributed/ddp_stats.h>
+#include <lockstep/distributed/process_group.h>
+#include <lockstep/tensor/node.h>
+
+namespace lockstep::dist {
+
+class LOCKSTEP_API Reducer final : public BackwardWatcher {
+ public:
+  /// `parameters` and `buffers` in registration order, tied ones once. `current_buffers` lists the
+  /// buffers as they are at the time of the call. Throws on every rank when the ranks' modules
+  /// differ.
+  Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
+          std::function<NamedTensors()> current_buffers, DistributedDataParallelOptions options);
+  ~Reducer() override;
+
+  /// Around each forward of the wrapped module: it decides whether the next backward is
+  /// synchronised.
+  void forward_starts();
+  void forward_ends();
+  SyncFlag& flag() { return flag_; }
+  /// A synchronised backward without a graph: reduces what local backwards left. `empty`: this rank
+  /// had nothing to accumulate, so its gradients are zero and count as used.
+  void reduce_now(bool empty = false);
+  /// Multiplies the gradients that the last round reduced.
+  void scale_reduced(double factor);
+  /// Broadcasts rank 0's buffers now. A collective call.
+  void sync_buffers();
+  DdpStats stats() const;
+
+  // ---- for join ----
+
+  /// While it has a value, records tell who still has inputs.
+  void set_join(std::optional<JoinOptions> options) { join_ = options; }
+  /// Takes part in one round with nothing to give; false when no rank had inputs any more.
+  bool shadow_round();
+  /// The lowest of the ranks that gave gradients last.
+  int last_active() const { return last_active_; }
+  void broadcast_module(int root);
+  void abort(const std::string& text) { group_->abort(text); }
+  ProcessGroup& users_group() const { return *users_group_; }
+
+  void backward_starts(std::span<Leaf* const> reached) override;
+  void leaf_ready(Leaf& leaf) override;
+  void backward_ends(bool failed) override;
+
+ private:
+  enum class Phase { idle, local, syncing };
+
+  // construction and what may change afterwards
+  uint64_t parameter_versions() const;
+  void follow_changes();
+  void watch(size_t parameter);
+  void release(Replicated& parameter);
+  NamedTensors buffers() const;
+
+  // one round
+  void reset_round(std::span<Leaf* const> reached);
+  ControlRecord record_of_round() const;
+  bool posts_records() const;
+  void check_graph() const;
+  void launch(size_t bucket);
+  WorkPtr reduce(size_t bucket);
+  void fill_without_arrival(int parameter);
+  void note_completed();
+  void note_standing();
+
+  // its end
+  void finish_round();
+  void complete_round();
+  void remember_graph();
+  void exchange_buffers();
+  void settle_gradients();
+  void check_records();
+  void rebuild_buckets();
+  void take_buffers();
+  void drop_gradients();
+  void end_counts();
+  int lowest_active() const;
+  static double now();  // in seconds
+
+  std::shared_ptr<ProcessGroup> users_group_, group_;  // group_: a communicator of its own
+  std::vector<Replicated> parameters_;
+  NamedTensors frozen_;      // parameters that did not train when the module was wrapped
+  NamedTensors replicated_;  // all parameters that DDP keeps equal
+  RecordNames names_;
+  std::function<NamedTensors()> current_buffers_;
+  DistributedDataParallelOptions options_;
+  BucketCaps caps_;
+  std::vector<Bucket> buckets_;
+  std::vector<Tensor> slots_;
+  std::vector<int> bucket_of_;
+  bool rebuilt_ = false;
+  SyncFlag flag_;
+  std::optional<JoinOptions> join_;
+  bool warned_counts_ = false, warned_unused_ = false, warned_graph_ = false;
+
+  // ---- of the backward under way ----
+  Phase phase_ = Phase::idle;
+  bool shadowing_ = false;
+  int last_active_ = 0;
+  uint64_t epoch_ = 0;
+  std::vector<char> reached_, arrived_;  // by parameter
+  std::vector<char> unreduced_;          // by parameter: holds contributions of local backwards
+  std::vector<int> pending_;             // by bucket: gradients not there yet
+  std::vector<int> arrival_order_;
+  std::vector<Tensor> kept_;  // by parameter: the gradient that an unused one held
+  size_t next_launch_ = 0;
+  std::vector<WorkPtr> works_;
+  WorkPtr buffer_work_;
+  Tensor buffer_bytes_;
+  ControlRecord mine_;                  // of this rank, this round
+  std::vector<ControlRecord> records_;  // of all ranks, this round
+  std::vector<ControlRecord> first_;    // of the first good round: what a static graph repeats
+  uint32_t forwards_ = 0, local_backwards_ = 0;  // since the last reduction
+
+  // ---- statistics ----
+  DdpStats stats_;
+  double forward_started_ = 0, backward_started_ = 0;
+  std::vector<double> launched_at_;  // by bucket
+};
+
+}  // namespace lockstep::dist

@@ -1,0 +1,43 @@
+// LineOutput: one stream of one rank on its way to the launcher's own: whole lines, each written at
+// once behind the rank's prefix, a copy in a log file, and the last lines kept for the report of a
+// failure.
+#pragma once
+
+#include <deque>
+#include <string>
+#include <string_view>
+
+#include <lockstep/distributed/fd.h>
+#include <lockstep/distributed/launch/outlet.h>
+
+namespace lockstep::dist {
+
+class LineOutput {
+ public:
+  /// Reads from `pipe`; writes to `to`, or nowhere if it is null, and to `log` if it is open.
+  LineOutput(Fd pipe, Outlet* to, std::string prefix, Fd log);
+
+  int pipe() const { return pipe_.get(); }
+  /// Whether what it writes to has room.
+  bool has_room() const { return !to_ || !to_->congested(); }
+  /// Takes one piece of what the pipe has. False at its end.
+  bool pump();
+  /// Takes what is there now, without waiting for more, and writes out an unfinished last line.
+  void finish();
+  /// The last lines, without prefix.
+  const std::deque<std::string>& last_lines() const { return last_; }
+
+ private:
+  void take(std::string_view text);
+  void write_log(std::string_view text);
+  void put(std::string_view line);
+
+  Fd pipe_;
+  Outlet* to_;
+  std::string prefix_;
+  Fd log_;
+  std::string line_;  // without its end yet
+  std::deque<std::string> last_;
+};
+
+}  // namespace lockstep::dist

@@ -1,0 +1,150 @@
+// RankProcess: from fork to burial.
+#include <lockstep/distributed/launch/rank_process.h>
+
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include <lockstep/tensor/error.h>
+
+namespace lockstep::dist {
+
+namespace {
+
+// A file that takes a copy of one stream.
+Fd open_log(const std::string& folder, int attempt, int rank, int stream) {
+  const std::string attempt_folder = str_cat(folder, "/attempt_", attempt);
+  std::error_code error;
+  std::filesystem::create_directories(attempt_folder, error);
+  const std::string path =
+      str_cat(attempt_folder, "/rank_", rank, stream == STDOUT_FILENO ? ".out" : ".err");
+  Fd log(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  LOCKSTEP_CHECK(log, IoError, "launch: cannot write ", path, ": ", std::strerror(errno));
+  return log;
+}
+
+bool bind_to(const std::vector<int>& processors) {
+  const int most = *std::max_element(processors.begin(), processors.end()) + 1;
+  cpu_set_t* set = CPU_ALLOC(static_cast<size_t>(most));
+  const size_t bytes = CPU_ALLOC_SIZE(static_cast<size_t>(most));
+  CPU_ZERO_S(bytes, set);
+  for (const int p : processors) CPU_SET_S(static_cast<size_t>(p), bytes, set);
+  const bool bound = sched_setaffinity(0, bytes, set) == 0;
+  CPU_FREE(set);
+  return bound;
+}
+
+}  // namespace
+
+RankProcess::RankProcess(LaunchJob& job, const RankPlan& plan, int attempt)
+    : watchdog_(job.watchdog), rank_(plan.rank) {
+  Fd streams[2];
+  open_output(job, attempt, STDOUT_FILENO, &streams[0]);
+  open_output(job, attempt, STDERR_FILENO, &streams[1]);
+  int status[2];
+  LOCKSTEP_CHECK(pipe2(status, O_CLOEXEC) == 0, DistError,
+                 "launch: cannot make a pipe: ", std::strerror(errno));
+  const Fd from(status[0]);
+  Fd to(status[1]);
+  pid_ = fork();
+  if (pid_ == 0) become(job, plan, streams, to.get());
+  to.reset();
+  int error = pid_ < 0 ? errno : 0;
+  // Ends without a word when the program has started.
+  while (pid_ > 0 && read(from.get(), &error, sizeof error) < 0 && errno == EINTR) {
+  }
+  if (error == 0) return;
+  if (pid_ > 0) bury();
+  fail<DistError>("launch: cannot start ", job.options.command[0], ": ", std::strerror(error));
+}
+
+RankProcess::~RankProcess() {
+  if (!over_) bury();
+}
+
+void RankProcess::open_output(LaunchJob& job, int attempt, int stream, Fd* child_end) {
+  const LaunchOptions& options = job.options;
+  const bool out = stream == STDOUT_FILENO, logged = !options.log_dir.empty();
+  const auto& chosen = options.filter_ranks;
+  const bool show =
+      (chosen.empty() || std::find(chosen.begin(), chosen.end(), rank_) != chosen.end()) &&
+      (!logged || (out ? options.show_out : options.show_err));
+  const bool terminal = isatty(stream) == 1;
+  // Rank 0 keeps the terminal: a progress bar redraws its line there.
+  if (rank_ == 0 && terminal && show && !logged) return;
+  int ends[2];
+  LOCKSTEP_CHECK(pipe2(ends, O_CLOEXEC) == 0, DistError,
+                 "launch: cannot make a pipe: ", std::strerror(errno));
+  Fd reading(ends[0]);
+  *child_end = Fd(ends[1]);
+  Fd log;
+  if (logged) log = open_log(options.log_dir, attempt, rank_, stream);
+  std::string prefix;
+  if (options.prefix) {
+    prefix = str_cat("[", rank_, "] ");
+    if (terminal && !getenv("NO_COLOR"))
+      prefix = str_cat("\033[", 31 + rank_ % 6, "m[", rank_, "]\033[0m ");
+  }
+  Outlet* shown = out ? &job.out : &job.err;
+  outputs_.emplace_back(std::move(reading), show ? shown : nullptr, prefix, std::move(log));
+}
+
+// In the child: everything up to the program itself.
+void RankProcess::become(const LaunchJob& job, const RankPlan& plan, const Fd (&streams)[2],
+                         int status) const {
+  setpgid(0, 0);
+  watchdog_.announce(getpid());
+  job.signals.restore();
+  // A background group may not read the terminal, and only one rank can read the input at all.
+  if (rank_ != 0 || isatty(STDIN_FILENO)) {
+    const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    dup2(null, STDIN_FILENO);
+  }
+  for (int i = 0; i < 2; ++i)
+    if (streams[i]) dup2(streams[i].get(), STDOUT_FILENO + i);
+  for (const std::string& variable : plan.variables) {
+    const size_t equals = variable.find('=');
+    setenv(variable.substr(0, equals).c_str(), variable.c_str() + equals + 1, 1);
+  }
+  std::vector<char*> arguments;
+  for (const std::string& a : job.options.command)
+    arguments.push_back(const_cast<char*>(a.c_str()));
+  arguments.push_back(nullptr);
+  if (plan.processors.empty() || bind_to(plan.processors)) execvp(arguments[0], arguments.data());
+  const int error = errno;
+  [[maybe_unused]] const ssize_t n = write(status, &error, sizeof error);
+  _exit(127);
+}
+
+void RankProcess::send(int signal) const {
+  if (!over_) kill(-pid_, signal);
+}
+
+bool RankProcess::has_died() const {
+  siginfo_t info{};
+  return !over_ &&
+         waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         info.si_pid == pid_;
+}
+
+int RankProcess::bury() {
+  // While the leader is not reaped its number cannot name anybody else's group.
+  kill(-pid_, SIGKILL);
+  watchdog_.forget(pid_);
+  int status = 0;
+  while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+  }
+  over_ = true;
+  for (LineOutput& output : outputs_) output.finish();
+  return status;
+}
+
+}  // namespace lockstep::dist

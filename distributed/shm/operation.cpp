@@ -1,0 +1,63 @@
+// Operation's waiting and its ends.
+#include <lockstep/distributed/shm/operation.h>
+
+#include <lockstep/distributed/shm/communicator.h>
+
+namespace lockstep::dist {
+
+Operation::Operation(std::shared_ptr<Communicator> communicator, const Call& call, Collective what)
+    : communicator_(std::move(communicator)),
+      rank_(communicator_->rank()),
+      size_(communicator_->size()),
+      call_(call),
+      what_(std::move(what)),
+      chunk_elements_(static_cast<int64_t>(kChunkBytes / size_of(call_.dtype))),
+      timeout_(what_.options.timeout.count() > 0 ? what_.options.timeout
+                                                 : communicator_->timeout()),
+      deadline_(Clock::now() + timeout_) {}
+
+const SharedArea& Operation::area() const { return communicator_->area(); }
+
+void Operation::wait(Milliseconds timeout) {
+  if (timeout.count() > 0) {
+    std::lock_guard lock(communicator_->engine().mutex());
+    if (Clock::now() + timeout < deadline_) {
+      deadline_ = Clock::now() + timeout;
+      timeout_ = timeout;
+    }
+  }
+  communicator_->engine().wait([this] { return over(); });
+  if (failed()) std::rethrow_exception(error_);
+  run_then();
+}
+
+bool Operation::is_completed() {
+  if (!over()) communicator_->engine().progress();
+  return over();
+}
+
+void Operation::complete() {
+  what_.inputs.clear();
+  enter(State::complete);
+}
+
+void Operation::fail(const std::string& text) {
+  error_ = std::make_exception_ptr(DistError(text));
+  what_.inputs.clear();
+  enter(State::failed);
+}
+
+std::string Operation::deadline_text() const {
+  const std::vector<int> absent = missing();
+  const std::vector<int> late = absent.empty() ? lagging() : absent;
+  std::string who = "all ranks", calls;
+  for (size_t i = 0; i < late.size(); ++i) {
+    who = i == 0 ? str_cat(late.size() > 1 ? "ranks " : "rank ", late[i])
+                 : str_cat(who, ", ", late[i]);
+    if (i < 16) calls += str_cat("; ", communicator_->standing(late[i]));
+  }
+  return str_cat(who, absent.empty() ? " arrived and did not go on" : " did not arrive", " within ",
+                 timeout_.count(), " ms (rank ", rank_, " waited in ", named().text(), ")", calls);
+}
+
+}  // namespace lockstep::dist

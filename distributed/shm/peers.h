@@ -1,0 +1,60 @@
+// Peers: the ranks that share one host's memory, seen from one of them: where each sleeps, whether
+// it still lives, and how new memory gets to all of them. Processes and threads differ in this, and
+// in nothing else.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <lockstep/distributed/process_group.h>
+#include <lockstep/distributed/shm/event.h>
+#include <lockstep/distributed/shm/segment.h>
+
+namespace lockstep::dist {
+
+using Clock = std::chrono::steady_clock;
+
+/// A rank's place in the memory that its peers see first.
+struct alignas(64) Seat {
+  Event event;
+  int64_t pid;        // of the rank's process; 0 for a thread
+  uint64_t cpus[16];  // the processors it may run on
+};
+
+class LOCKSTEP_API Peers {
+ public:
+  Peers(int rank, int size, std::shared_ptr<Segment> first)
+      : rank_(rank), size_(size), first_(std::move(first)) {}
+  virtual ~Peers() = default;
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  /// The memory of the meeting: a seat per rank, then the first communicator's area.
+  const std::shared_ptr<Segment>& first() const { return first_; }
+  static size_t seats_bytes(int size) { return sizeof(Seat) * static_cast<size_t>(size); }
+  Seat& seat(int rank) const { return reinterpret_cast<Seat*>(first_->data())[rank]; }
+  /// Wakes the others if they sleep.
+  void raise_others() const {
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_) raise(seat(r).event);
+  }
+  /// Writes this rank's pid and processors into its seat.
+  void sit_down(int64_t pid) const;
+  /// Whether there is a processor for each rank, so that polling steals no time from a peer. Once
+  /// all sit.
+  bool may_poll() const;
+
+  /// Why nothing can come from a rank any more ("(pid 7) died: ..."); empty while it lives.
+  virtual std::string lost(int rank) = 0;
+  /// New memory of `bytes` bytes, the same on all members that call with this tag. They have agreed
+  /// to call it before, so it waits for the first member alone, who hands it out. Throws
+  /// OutOfMemory on all of them if that one has none, DistError when it is lost or late.
+  virtual std::shared_ptr<Segment> share(const std::vector<int>& members, uint64_t tag,
+                                         size_t bytes, Clock::time_point deadline) = 0;
+
+ private:
+  int rank_, size_;
+  std::shared_ptr<Segment> first_;
+};
+
+}  // namespace lockstep::dist
