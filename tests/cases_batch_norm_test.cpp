@@ -147,7 +147,7 @@ void inside_join(Group g) {
   } catch (const Error& e) {
     text = e.what();
   }
-  require(has(text, "join: norm is a BatchNorm"), text);
+  require(contains(text, "join: norm is a BatchNorm"), text);
   g.barrier();
 }
 

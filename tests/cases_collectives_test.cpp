@@ -158,7 +158,7 @@ void every_kind_without_a_peer(Group g) {
         text = e.what();
       }
       // Rank 0 of two sends to rank 1 and receives from it; gather and scatter have their roots.
-      require(has(text, "rank 1 has left"), k.name + ": " + text);
+      require(contains(text, "rank 1 has left"), k.name + ": " + text);
       require(ranks::now() - begin < 2.0 * ranks::kPatience, k.name + ": the news came late");
       if (s) {
         require(s->work->is_completed() && s->work->exception(),

@@ -104,7 +104,7 @@ void use_after_a_goodbye(Group g) {
       for (const std::string& part :
            {str_cat("rank ", leaver, " has left"), std::string("all_reduce(sum) of f32 [3]"),
             std::string("sequence number 2"), std::string("last completed: barrier")})
-        require(has(text, part), "\"" + text + "\" lacks " + part);
+        require(contains(text, part), "\"" + text + "\" lacks " + part);
       require(ranks::now() - begin < 2.0 * ranks::kPatience, "the news came late");
     }
     g.barrier();
@@ -126,7 +126,7 @@ void abort_on_one_rank(Group g) {
     } catch (const DistError& e) {
       text = e.what();
     }
-    require(has(text, "enough of this") && has(text, str_cat("rank ", aborter)), text);
+    require(contains(text, "enough of this") && contains(text, str_cat("rank ", aborter)), text);
     require(ranks::now() - begin < 2.0 * ranks::kPatience, "abort freed the ranks late");
     require(before.to_vector<double>() == std::vector<double>(5, g.size() * (g.size() + 1) / 2),
             "what was complete before");
@@ -149,7 +149,7 @@ void left_by_an_exception(Group g) {
   } catch (const Error& e) {
     text = e.what();
   }
-  require(has(text, g.rank() == 0 ? "gave up" : "rank 0"), text);
+  require(contains(text, g.rank() == 0 ? "gave up" : "rank 0"), text);
   require(ranks::now() - begin < 2.0 * ranks::kPatience, "the others were freed late");
   g.barrier();
 }

@@ -105,7 +105,7 @@ void to_another_dtype_and_back(Group g) {
     } catch (const Error& e) {
       text = e.what();
     }
-    require(text.empty() || has(text, "a"), text);
+    require(text.empty() || contains(text, "a"), text);
     same_bits(g, f64(text.empty()), "whether it is refused");
   }
 }
@@ -131,7 +131,7 @@ void replaced_storage(Group g) {
     } catch (const Error& e) {
       text = e.what();
     }
-    require(text.empty() || has(text, "b"), text);
+    require(text.empty() || contains(text, "b"), text);
   }
 }
 

@@ -138,7 +138,7 @@ void different_numbers_of_local_backwards(Group g) {
       in_step(g, net);
       if (window == 0 && g.rank() == 0) {
         require(warnings().size() == 1, str_cat(warnings().size(), " warnings on rank 0"));
-        require(has(warnings()[0], "1") && has(warnings()[0], "3"), warnings()[0]);
+        require(contains(warnings()[0], "1") && contains(warnings()[0], "3"), warnings()[0]);
         warnings().clear();
       }
       no_warning();

@@ -9,18 +9,6 @@ namespace {
 
 using namespace cases;
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-void expect(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) require(has(text, part), "\"" + text + "\" lacks " + part);
-}
-
 /// SGD with learning rate 1 on (a + b) x, x = 1.
 void step(DistributedDataParallel<Two>& net) {
   net.zero_grad();
@@ -138,6 +126,7 @@ void joins(Group g) {
   const bool three = g.size() == 3;
   const std::vector<std::vector<int>> plans{{2, 3, 3}, {3, 2, 5}, {4, 1, 0}, {0, 3, 1},
                                             {2, 2, 2}, {0, 0, 0}, {1, 2, 4}};
+  int turn = 0;
   for (const auto& plan : plans) {
     const int most = *std::max_element(plan.begin(), plan.begin() + g.size());
     double all = 0;  // each step loses the number of active ranks over W
@@ -146,8 +135,11 @@ void joins(Group g) {
       for (const bool static_graph : {false, true})
         for (const bool hook : {false, true}) {
           if (hook && (find || static_graph)) continue;
-          for (auto options :
-               layouts({.find_unused_parameters = find, .static_graph = static_graph})) {
+          // Over gloo every wrapper connects anew: there the layouts take turns.
+          auto all_layouts =
+              layouts({.find_unused_parameters = find, .static_graph = static_graph});
+          if (g.backend() == "gloo") all_layouts = {all_layouts[static_cast<size_t>(turn++ % 2)]};
+          for (auto options : all_layouts) {
             if (hook)
               options.comm_hook = [](dist::GradBucket& b) {
                 return b.group->all_reduce(b.buffer, dist::ReduceOp::avg);
@@ -220,10 +212,10 @@ Act barrier() {
 }
 
 void mismatch(const Group& g, const Act& usual, const Act& other) {
-  for (int odd = 0; odd < g.size(); ++odd) {
+  const bool by_deadline = g.backend() == "gloo";  // which sends no headers; once is enough there
+  for (int odd = by_deadline ? g.size() - 1 : 0; odd < g.size(); ++odd) {
     const Group own(g.process_group().child());
     own.barrier();
-    const bool by_deadline = g.backend() == "gloo";  // which sends no headers
     const dist::CollectiveOptions options{.timeout =
                                               by_deadline ? Milliseconds(1000) : Milliseconds(0)};
     const double begin = ranks::now();

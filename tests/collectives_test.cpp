@@ -13,7 +13,7 @@
 #include <lockstep/distributed/shm/rendezvous.h>
 #include <lockstep/tensor/random.h>
 
-#include "ranks.h"
+#include "texts.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
@@ -324,20 +324,6 @@ void check_stress(const Group& g) {
     while (under_way.size() > own() % 25) finish_first();
   }
   while (!under_way.empty()) finish_first();
-}
-
-template <class E, class F>
-std::string error_of(F f) {
-  try {
-    f();
-  } catch (const E& e) {
-    return e.what();
-  }
-  return "no error of this kind";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 void check_refusals(const Group& g) {

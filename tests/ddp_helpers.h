@@ -11,6 +11,7 @@
 #include <lockstep/lockstep.h>
 
 #include "ranks.h"
+#include "texts.h"
 
 using namespace lockstep;
 using dist::DistributedDataParallel, dist::Group, dist::run_local;
@@ -48,10 +49,6 @@ inline std::vector<std::string> texts(int size, const std::function<void(Group)>
       kQuick);
   return out;
 }
-inline bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 /// Warnings of one scope.
 struct Warnings {
   std::mutex mutex;

@@ -37,8 +37,8 @@ TEST_CASE("static_graph: a step that differs is an error on every rank, with the
          step_two(net, g, true);
          step_two(net, g, g.rank() == 0);
        })) {
-    CHECK_MESSAGE(has(text, "static_graph: b was used on rank 1"), text);
-    CHECK_MESSAGE(has(text, "is unused now"), text);
+    CHECK_MESSAGE(contains(text, "static_graph: b was used on rank 1"), text);
+    CHECK_MESSAGE(contains(text, "is unused now"), text);
   }
 }
 
@@ -85,11 +85,11 @@ TEST_CASE("ignored parameters and buffers keep each rank's values and gradients"
              g,
              {.ignored = g.rank() ? std::vector<std::string>{"b"} : std::vector<std::string>{}}};
        }))
-    CHECK_MESSAGE((has(text, "b: trainable") && has(text, "b: ignored trainable")), text);
+    CHECK_MESSAGE((contains(text, "b: trainable") && contains(text, "b: ignored trainable")), text);
   for (const std::string& text : texts(2, [](Group g) {
          DistributedDataParallel net{Two{}, g, {.ignored = {"c"}}};
        }))
-    CHECK_MESSAGE(has(text, "\"c\""), text);
+    CHECK_MESSAGE(contains(text, "\"c\""), text);
 }
 
 TEST_CASE(
@@ -139,7 +139,7 @@ TEST_CASE("an exception of a comm hook ends the backward on every rank") {
                                 }}};
     net(f64(1)).backward();
   });
-  for (const std::string& text : all) CHECK_MESSAGE(has(text, "the hook gave up"), text);
+  for (const std::string& text : all) CHECK_MESSAGE(contains(text, "the hook gave up"), text);
 }
 
 TEST_CASE("frozen on all ranks is no error whatever the options; frozen on one is, on every rank") {
@@ -164,8 +164,9 @@ TEST_CASE("frozen on all ranks is no error whatever the options; frozen on one i
          if (g.rank() == 0) net.module().b.requires_grad_(false);
          step_two(net, g, true);
        }))
-    CHECK_MESSAGE(has(text, "b: requires_grad changed after wrapping (rank 0 false, rank 1 true)"),
-                  text);
+    CHECK_MESSAGE(
+        contains(text, "b: requires_grad changed after wrapping (rank 0 false, rank 1 true)"),
+        text);
 }
 
 TEST_CASE("a parameter frozen at construction that trains later is an error on every rank") {
@@ -179,9 +180,10 @@ TEST_CASE("a parameter frozen at construction that trains later is an error on e
            step_two(net, g, true);
          }))
       CHECK_MESSAGE(
-          has(text, everywhere
-                        ? "b: requires_grad changed after wrapping (rank 0 true, rank 1 true)"
-                        : "b: requires_grad changed after wrapping (rank 0 false, rank 1 true)"),
+          contains(text,
+                   everywhere
+                       ? "b: requires_grad changed after wrapping (rank 0 true, rank 1 true)"
+                       : "b: requires_grad changed after wrapping (rank 0 false, rank 1 true)"),
           text);
 }
 
@@ -215,7 +217,7 @@ TEST_CASE("find_unused_parameters that finds nothing in the first step warns onc
       },
       kQuick);
   CHECK(warnings.all.size() == 1);
-  CHECK(has(warnings.all[0], "find_unused_parameters"));
+  CHECK(contains(warnings.all[0], "find_unused_parameters"));
 }
 
 TEST_CASE("statistics tell the order, the unused and the time") {
@@ -230,7 +232,7 @@ TEST_CASE("statistics tell the order, the unused and the time") {
         require(s.arrival_order.size() == (g.rank() == 0 ? 2u : 1u), "arrivals");
         require(s.unused[1] == std::vector<std::string>{"b"} && s.unused[0].empty(), "unused");
         require(s.backward > 0 && s.forward > 0, "times");
-        require(has(s.text(), "unused on rank 1: b"), s.text());
+        require(contains(s.text(), "unused on rank 1: b"), s.text());
         step_two(net, g, true);
         require(!net.stats().static_graph_is_safe, "b's use has changed");
       },

@@ -13,7 +13,7 @@
 #include <lockstep/tensor/error.h>
 #include <lockstep/tensor/ops.h>
 
-#include "ranks.h"
+#include "texts.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
@@ -36,10 +36,6 @@ std::string error_of(const Variables& v) {
     return e.what();
   }
   return "no error";
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 }  // namespace

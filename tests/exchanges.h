@@ -13,6 +13,7 @@
 #include <lockstep/tensor/half.h>
 
 #include "ranks.h"
+#include "texts.h"
 
 namespace lockstep::dist {
 
@@ -321,23 +322,6 @@ inline Started start(ProcessGroup& g, const Ask& ask) {
   Started started;
   with_type(ask.dtype, [&](auto x) { started = start_as<decltype(x)>(g, ask); });
   return started;
-}
-
-// ---- errors ----
-
-template <class E = DistError, class F>
-std::string error_of(F f) {
-  try {
-    f();
-  } catch (const E& e) {
-    return e.what();
-  }
-  return "no error of this kind";
-}
-
-inline void expect(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts)
-    ranks::require(text.find(part) != std::string::npos, "\"" + text + "\" lacks \"" + part + "\"");
 }
 
 }  // namespace lockstep::dist

@@ -11,28 +11,13 @@
 #include <lockstep/distributed/local.h>
 #include <lockstep/distributed/shm/rendezvous.h>
 
-#include "ranks.h"
+#include "texts.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
 using ranks::require;
 
 namespace {
-
-template <class E = DistError>
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const E& e) {
-    return e.what();
-  }
-  return "no error of this kind";
-}
-
-void expect(const std::string& text, std::initializer_list<const char*> parts) {
-  for (const char* part : parts)
-    require(text.find(part) != std::string::npos, "\"" + text + "\" lacks \"" + part + "\"");
-}
 
 // Whether a socket of any job that this test started is still there.
 bool a_meeting_is_left() {
@@ -72,35 +57,38 @@ void disagree(const Group& g, int which) {
   const bool first = g.rank() == 0;
   switch (which) {
     case 0:
-      text = error_of([&] { g.all_reduce(ones({first ? 10 : 11})); });
+      text = error_of<DistError>([&] { g.all_reduce(ones({first ? 10 : 11})); });
       expect(text, {"all_reduce(sum) of f32 [10]", "all_reduce(sum) of f32 [11]", "rank 0",
                     "rank 1", "same order"});
       break;
     case 1:
-      text = error_of([&] { first ? g.all_reduce(ones({10})) : g.broadcast(ones({10}), 1); });
+      text = error_of<DistError>(
+          [&] { first ? g.all_reduce(ones({10})) : g.broadcast(ones({10}), 1); });
       expect(text, {"all_reduce(sum) of f32 [10]", "broadcast of f32 [10], root 1"});
       break;
     case 2:
-      text =
-          error_of([&] { g.all_reduce(ones({10}, {.dtype = first ? DType::f32 : DType::f64})); });
+      text = error_of<DistError>(
+          [&] { g.all_reduce(ones({10}, {.dtype = first ? DType::f32 : DType::f64})); });
       expect(text, {"of f32 [10]", "of f64 [10]"});
       break;
     case 3:
-      text = error_of([&] { g.all_reduce(ones({10}), first ? ReduceOp::sum : ReduceOp::avg); });
+      text = error_of<DistError>(
+          [&] { g.all_reduce(ones({10}), first ? ReduceOp::sum : ReduceOp::avg); });
       expect(text, {"all_reduce(sum)", "all_reduce(avg)"});
       break;
     case 4:
-      text = error_of([&] { first ? (void)g.process_group().allocate(64) : g.barrier(); });
+      text =
+          error_of<DistError>([&] { first ? (void)g.process_group().allocate(64) : g.barrier(); });
       expect(text, {"allocate of 64 bytes", "barrier"});
       break;
     default:
-      text = error_of([&] { g.broadcast(ones({10}), first ? 0 : 1); });
+      text = error_of<DistError>([&] { g.broadcast(ones({10}), first ? 0 : 1); });
       expect(text, {"broadcast of f32 [10], root 0", "broadcast of f32 [10], root 1"});
   }
   expect(text, {"sequence number 2", "last completed: barrier, sequence number 1"});
   // Everything later fails at once with the same text, and the group can be destroyed.
-  expect(error_of([&] { g.barrier(); }), {"ranks disagree"});
-  expect(error_of([&] { g.process_group().child(); }), {"ranks disagree"});
+  expect(error_of<DistError>([&] { g.barrier(); }), {"ranks disagree"});
+  expect(error_of<DistError>([&] { g.process_group().child(); }), {"ranks disagree"});
   g.destroy();
   watch.below(2, "a mismatch");
 }
@@ -109,7 +97,7 @@ void late(const Group& g) {
   g.barrier();
   if (g.rank() == 0) {
     const Stopwatch watch;
-    const auto text = error_of([&] {
+    const auto text = error_of<DistError>([&] {
       g.all_reduce(ones({3, 2}), ReduceOp::avg,
                    {.timeout = Milliseconds(300), .label = "bucket 7"});
     });
@@ -121,7 +109,7 @@ void late(const Group& g) {
   } else {
     std::this_thread::sleep_for(std::chrono::milliseconds(800));
     const Stopwatch watch;
-    expect(error_of([&] {
+    expect(error_of<DistError>([&] {
              g.all_reduce(ones({3, 2}), ReduceOp::avg);
            }),
            {"rank 1 did not arrive", "rank 0 waited"});
@@ -135,14 +123,15 @@ void leave_early(const Group& g) {
   if (g.rank() == 1) {
     g.destroy();  // completes it
     require(t.data<float>()[99] == 3, "destroy did not complete what was under way");
-    expect(error_of([&] { g.barrier(); }), {"destroyed"});
+    expect(error_of<DistError>([&] { g.barrier(); }), {"destroyed"});
     return;
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   needed->wait();  // rank 1 has completed it: it is not needed any more
   require(t.data<float>()[99] == 3, "the sum");
   const Stopwatch watch;
-  expect(error_of([&] { g.barrier(); }), {"rank 1 has left", "barrier, sequence number 2"});
+  expect(error_of<DistError>([&] { g.barrier(); }),
+         {"rank 1 has left", "barrier, sequence number 2"});
   watch.below(1, "the news that a rank has left");
 }
 
@@ -150,12 +139,12 @@ void abort_one(const Group& g) {
   const Stopwatch watch;
   const auto child = g.process_group().child();
   if (g.rank() == 0) {
-    expect(error_of([&] { child->all_reduce(ones({4}), ReduceOp::sum)->wait(); }),
+    expect(error_of<DistError>([&] { child->all_reduce(ones({4}), ReduceOp::sum)->wait(); }),
            {"aborted by rank 1: enough of this"});
   } else {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     child->abort("enough of this");
-    expect(error_of([&] { child->barrier(); }), {"enough of this"});
+    expect(error_of<DistError>([&] { child->barrier(); }), {"enough of this"});
   }
   watch.below(2, "an abort");
   g.barrier();  // the parent is not concerned
@@ -180,7 +169,7 @@ void miss_record(const Group& g) {
     return;
   }
   pg.post(1, {});
-  expect(error_of([&] { pg.collect(1); }), {"epoch 1", "rank 1 did not post"});
+  expect(error_of<DistError>([&] { pg.collect(1); }), {"epoch 1", "rank 1 did not post"});
 }
 
 }  // namespace
@@ -194,7 +183,8 @@ TEST_CASE("a mismatch is an error on all ranks that names both sides") {
   }
   // The third rank, which agrees with the first, hears of it as well.
   on_threads(3, [](Group g) {
-    expect(error_of([&] { g.all_reduce(ones({g.rank() == 1 ? 3 : 2})); }), {"[2]", "[3]"});
+    expect(error_of<DistError>([&] { g.all_reduce(ones({g.rank() == 1 ? 3 : 2})); }),
+           {"[2]", "[3]"});
   });
 }
 TEST_CASE("rank: disagree" * doctest::skip()) {
@@ -249,7 +239,8 @@ TEST_CASE("rank: unwind" * doctest::skip()) {
   if (std::string(std::getenv("RANK")) == "0") {
     const Group g = init();
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    expect(error_of([&] { g.barrier(); }), {"an exception ended rank 1's use of the group"});
+    expect(error_of<DistError>([&] { g.barrier(); }),
+           {"an exception ended rank 1's use of the group"});
   } else {
     expect(error_of<ValueError>([] {
              const Group g = init();
@@ -293,14 +284,14 @@ TEST_CASE("rank: die" * doctest::skip()) {
     for (;;) g.all_reduce(large);
   }
   const Stopwatch watch;
-  const auto text = error_of([&] {
+  const auto text = error_of<DistError>([&] {
     const Tensor t = ones({how == "within" ? 3000000 : 10});
     for (;;) g.all_reduce(t);
   });
   expect(text, {"rank 1 (pid ", "died", "all_reduce(sum) of f32", "last completed: all_reduce"});
   if (how != "within") expect(text, {"sequence number 5"});
   watch.below(2, "noticing a death");
-  expect(error_of([&] { g.barrier(); }), {"died"});
+  expect(error_of<DistError>([&] { g.barrier(); }), {"died"});
 }
 
 TEST_CASE("a death is noticed by a rank that only tests, and by one that waits for records") {
@@ -317,7 +308,7 @@ TEST_CASE("rank: die quietly" * doctest::skip()) {
   require(w->exception() != nullptr, "completed without the other rank");
   watch.below(2, "noticing a death by testing");
   child->post(1, {});
-  expect(error_of([&] { child->collect(1); }), {"rank 1", "died", "epoch 1"});
+  expect(error_of<DistError>([&] { child->collect(1); }), {"rank 1", "died", "epoch 1"});
 }
 
 // ---- the meeting ----
@@ -445,11 +436,13 @@ TEST_CASE("a stranger's server that says nothing ends in the deadline's error") 
   REQUIRE(listen(s, 8) == 0);
   CHECK(ranks::is_listed(point.name));  // so the other cases would see what was left
   const Stopwatch watch;
-  expect(error_of([&] { join(env, 4096, Milliseconds(500)); }), {"rank 0 is missing", "0.5 s"});
+  expect(error_of<DistError>([&] { join(env, 4096, Milliseconds(500)); }),
+         {"rank 0 is missing", "0.5 s"});
   watch.below(1.5, "a silent server");
   // And rank 0 of a job that wants this name is told so.
   env.rank = 0;
-  expect(error_of([&] { join(env, 4096, Milliseconds(500)); }), {"in use", "MASTER_PORT"});
+  expect(error_of<DistError>([&] { join(env, 4096, Milliseconds(500)); }),
+         {"in use", "MASTER_PORT"});
   close(s);
 }
 
@@ -469,6 +462,6 @@ TEST_CASE("rank: too much" * doctest::skip()) {
 TEST_CASE("init twice") { CHECK(ranks::failures(ranks::run_ranks(2, "rank: init twice")) == ""); }
 TEST_CASE("rank: init twice" * doctest::skip()) {
   const Group g = init();
-  expect(error_of([] { init(); }), {"default group"});
+  expect(error_of<DistError>([] { init(); }), {"default group"});
   g.barrier();
 }

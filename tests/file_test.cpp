@@ -10,6 +10,7 @@
 #include <lockstep/tensor/file.h>
 
 #include "temporary_folder.h"
+#include "texts.h"
 
 using namespace lockstep;
 
@@ -24,10 +25,6 @@ std::string io_error(F f) {
   }
   return "no IoError";
 }
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
 // A file size limit stands in for a full disk: writes fail half way.
 class FileSizeLimit {
  public:

@@ -12,6 +12,7 @@
 #include "equality.h"
 #include "every_kind.h"
 #include "sockets.h"
+#include "texts.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
@@ -34,25 +35,6 @@ Group join(Milliseconds timeout = std::chrono::seconds(60)) {
   Group group = init({.backend = "gloo", .timeout = timeout});
   require(group.backend() == "gloo", "another backend");
   return group;
-}
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const DistError& e) {
-    return e.what();
-  }
-  return "no error of this kind";
-}
-
-void expect(const std::string& text, std::initializer_list<const char*> parts) {
-  for (const char* part : parts)
-    require(text.find(part) != std::string::npos, "\"" + text + "\" lacks \"" + part + "\"");
-}
-
-void below(double begin, double seconds, const char* what) {
-  require(ranks::now() - begin < seconds * ranks::kPatience,
-          str_cat(what, " took ", ranks::now() - begin, " s"));
 }
 
 // The ports at which this process listens, and the addresses, as /proc writes them.
@@ -88,7 +70,7 @@ TEST_CASE("rank: every kind" * doctest::skip()) {
   every_kind::check_bits(g);
   every_kind::check_async(g);
   g.destroy();
-  expect(error_of([&] { g.barrier(); }), {"destroyed"});
+  expect(error_of<DistError>([&] { g.barrier(); }), {"destroyed"});
 }
 TEST_CASE("every kind, dtype and layout") {
   for (int size = 2; size <= 4; ++size) {
@@ -240,28 +222,30 @@ TEST_CASE("rank: disagree" * doctest::skip()) {
   const double begin = ranks::now();
   switch (std::atoi(std::getenv("TEST_WHICH"))) {
     case 0:
-      text = error_of([&] { g.all_reduce(ones({first ? 10 : 11})); });
+      text = error_of<DistError>([&] { g.all_reduce(ones({first ? 10 : 11})); });
       expect(text, {"rank 0: all_reduce(sum) of f32 [10]", "rank 1: all_reduce(sum) of f32 [11]"});
       break;
     case 1:
-      text = error_of([&] { first ? g.all_reduce(ones({10})) : g.broadcast(ones({10}), 0); });
+      text = error_of<DistError>(
+          [&] { first ? g.all_reduce(ones({10})) : g.broadcast(ones({10}), 0); });
       expect(text,
              {"rank 0: all_reduce(sum) of f32 [10]", "rank 1: broadcast of f32 [10], root 0"});
       break;
     case 2:
-      text =
-          error_of([&] { g.all_reduce(ones({10}, {.dtype = first ? DType::f32 : DType::f64})); });
+      text = error_of<DistError>(
+          [&] { g.all_reduce(ones({10}, {.dtype = first ? DType::f32 : DType::f64})); });
       expect(text, {"of f32 [10]", "of f64 [10]"});
       break;
     default:
-      text = error_of([&] { g.all_reduce(ones({10}), first ? ReduceOp::sum : ReduceOp::max); });
+      text = error_of<DistError>(
+          [&] { g.all_reduce(ones({10}), first ? ReduceOp::sum : ReduceOp::max); });
       expect(text, {"all_reduce(sum)", "all_reduce(max)"});
   }
   expect(text,
          {"ranks disagree", "sequence number 2", "last completed: barrier, sequence number 1"});
-  if (detail) below(begin, 0.8, "a mismatch under detail");
-  below(begin, 4, "a mismatch");
-  expect(error_of([&] { g.barrier(); }), {"ranks disagree"});
+  if (detail) ranks::below(begin, 0.8, "a mismatch under detail");
+  ranks::below(begin, 4, "a mismatch");
+  expect(error_of<DistError>([&] { g.barrier(); }), {"ranks disagree"});
   g.destroy();
 }
 TEST_CASE("ranks that disagree are told so") {
@@ -280,17 +264,20 @@ TEST_CASE("rank: late" * doctest::skip()) {
   g.barrier();
   const double begin = ranks::now();
   if (g.rank() != 1) {
-    const std::string text = error_of([&] {
+    const std::string text = error_of<DistError>([&] {
       g.all_reduce(ones({3, 2}), ReduceOp::avg,
                    {.timeout = Milliseconds(300), .label = "bucket 7"});
     });
     expect(text, {"all_reduce(avg) of f32 [3, 2], sequence number 2 (bucket 7)",
                   "rank 1 did not arrive within 300 ms", "last completed: barrier"});
     require(ranks::now() - begin >= 0.3, "too early");
-    below(begin, 2.5, "a deadline");
+    ranks::below(begin, 2.5, "a deadline");
   } else {
     std::this_thread::sleep_for(Milliseconds(2000));
-    expect(error_of([&] { g.all_reduce(ones({3, 2}), ReduceOp::avg); }), {"rank 1 did not arrive"});
+    expect(error_of<DistError>([&] {
+             g.all_reduce(ones({3, 2}), ReduceOp::avg);
+           }),
+           {"rank 1 did not arrive"});
   }
 }
 TEST_CASE("a late rank is named") { CHECK(ranks::failures(run(3, "rank: late")) == ""); }
@@ -311,13 +298,13 @@ TEST_CASE("rank: dies" * doctest::skip()) {
   const double begin = ranks::now();
   std::string text;
   for (int i = 0; i < 2 && text.empty(); ++i)
-    text = error_of([&] { g.all_reduce(ones({large ? 20'000'000 : 5})); });
+    text = error_of<DistError>([&] { g.all_reduce(ones({large ? 20'000'000 : 5})); });
   expect(text, {"all_reduce(sum)", "sequence number 2", str_cat("rank ", victim).c_str(), "died"});
   if (victim != 0)
     require(std::regex_search(text, std::regex(str_cat("rank ", victim, " \\(pid [0-9]+\\)"))),
             text);
-  below(begin, 2, "the news of a death");
-  expect(error_of([&] { g.barrier(); }), {"died"});
+  ranks::below(begin, 2, "the news of a death");
+  expect(error_of<DistError>([&] { g.barrier(); }), {"died"});
 }
 TEST_CASE("a rank that dies is named within two seconds") {
   for (const int victim : {0, 1, 2})
@@ -350,8 +337,9 @@ TEST_CASE("rank: leaves" * doctest::skip()) {
   needed->wait();  // rank 1 has completed it: it is not needed any more
   require(t.data<float>()[99] == 6, "the sum");
   const double begin = ranks::now();
-  expect(error_of([&] { g.barrier(); }), {"rank 1 has left", "barrier, sequence number 2"});
-  below(begin, 1, "the news that a rank has left");
+  expect(error_of<DistError>([&] { g.barrier(); }),
+         {"rank 1 has left", "barrier, sequence number 2"});
+  ranks::below(begin, 1, "the news that a rank has left");
 }
 TEST_CASE("a rank that has left is an error for what needs it") {
   CHECK(ranks::failures(run(3, "rank: leaves")) == "");
@@ -367,13 +355,13 @@ TEST_CASE("rank: aborts" * doctest::skip()) {
       throw Error("out of luck");
     } catch (const Error&) {
     }
-    expect(error_of([&] { g.barrier(); }), {"aborted by rank 1"});
+    expect(error_of<DistError>([&] { g.barrier(); }), {"aborted by rank 1"});
     return;
   }
   const double begin = ranks::now();
-  expect(error_of([&] { g.all_reduce(ones({4})); }),
+  expect(error_of<DistError>([&] { g.all_reduce(ones({4})); }),
          {"all_reduce(sum) of f32 [4], sequence number 2", "aborted by rank 1", "exception"});
-  below(begin, 1.5, "an abort");
+  ranks::below(begin, 1.5, "an abort");
 }
 TEST_CASE("an exception on one rank frees the others") {
   CHECK(ranks::failures(run(3, "rank: aborts")) == "");
@@ -425,11 +413,11 @@ TEST_CASE("two jobs at once, by one MASTER_PORT") {
 
 TEST_CASE("rank: waits in vain" * doctest::skip()) {
   const double begin = ranks::now();
-  const std::string text = error_of([] { join(); });
+  const std::string text = error_of<DistError>([] { join(); });
   expect(text, {std::getenv("TEST_EXPECT"), "127.0.0.1:"});
   // Rank 2 may have begun later than rank 0, whose deadline ends it for both.
   require(ranks::now() - begin >= 1 || std::getenv("RANK") == std::string("2"), "too early");
-  below(begin, 2, "a missing rank");
+  ranks::below(begin, 2, "a missing rank");
 }
 TEST_CASE("missing ranks and wrong tokens") {
   // Long enough for the ranks that are there to start.
@@ -504,7 +492,7 @@ TEST_CASE("rank: a stranger comes first" * doctest::skip()) {
     text = e.what();
     expect(text, {"connecting the ranks"});
   }
-  below(begin, 4, "connecting");
+  ranks::below(begin, 4, "connecting");
   over = true;
   if (stranger.joinable()) stranger.join();
   require(g.rank() != 0 || !strangers.empty(), "no stranger came");

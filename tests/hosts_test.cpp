@@ -8,6 +8,7 @@
 #include "equality.h"
 #include "every_kind.h"
 #include "sockets.h"
+#include "texts.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
@@ -45,25 +46,6 @@ Group join(Milliseconds timeout = std::chrono::seconds(60)) {
   return group;
 }
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const DistError& e) {
-    return e.what();
-  }
-  return "no error of this kind";
-}
-
-void expect(const std::string& text, std::initializer_list<std::string> parts) {
-  for (const std::string& part : parts)
-    require(text.find(part) != std::string::npos, "\"" + text + "\" lacks \"" + part + "\"");
-}
-
-void below(double begin, double seconds, const char* what) {
-  require(ranks::now() - begin < seconds * ranks::kPatience,
-          str_cat(what, " took ", ranks::now() - begin, " s"));
-}
-
 }  // namespace
 
 TEST_CASE("rank: every kind" * doctest::skip()) {
@@ -71,10 +53,10 @@ TEST_CASE("rank: every kind" * doctest::skip()) {
   every_kind::check_all(g);
   every_kind::check_bits(g);
   every_kind::check_async(g);
-  const auto message = error_of([&] { g.send(ones({2}), g.rank() == 0 ? 1 : 0); });
+  const auto message = error_of<DistError>([&] { g.send(ones({2}), g.rank() == 0 ? 1 : 0); });
   expect(message, {"send: backend shm+gloo has no send", "new_group"});
   g.destroy();
-  expect(error_of([&] { g.barrier(); }), {"destroyed"});
+  expect(error_of<DistError>([&] { g.barrier(); }), {"destroyed"});
 }
 TEST_CASE("every kind, dtype and layout") {
   CHECK(ranks::failures(run({0, 0, 1, 1}, "rank: every kind", {.deadline = 60})) == "");
@@ -160,11 +142,11 @@ TEST_CASE("rank: dies" * doctest::skip()) {
   g.barrier();
   if (g.rank() == victim) raise(SIGKILL);
   const double begin = ranks::now();
-  const std::string text = error_of([&] { g.all_reduce(ones({5})); });
+  const std::string text = error_of<DistError>([&] { g.all_reduce(ones({5})); });
   expect(text, {"all_reduce(sum) of f32 [5], sequence number 2", str_cat("rank ", victim), "died",
                 "last completed: barrier, sequence number 1"});
-  below(begin, 2, "the news of a death");
-  expect(error_of([&] { g.barrier(); }), {"died"});
+  ranks::below(begin, 2, "the news of a death");
+  expect(error_of<DistError>([&] { g.barrier(); }), {"died"});
 }
 TEST_CASE("a rank that dies is named on every host") {
   for (int victim = 0; victim < 4; ++victim) {
@@ -186,9 +168,9 @@ TEST_CASE("rank: disagrees" * doctest::skip()) {
   g.barrier();
   const double begin = ranks::now();
   const bool other = odd < 2 ? (g.rank() >= 2) == (odd == 1) : g.rank() == 3;
-  const std::string text = error_of([&] { g.all_reduce(ones({other ? 11 : 10})); });
+  const std::string text = error_of<DistError>([&] { g.all_reduce(ones({other ? 11 : 10})); });
   expect(text, {"all_reduce(sum) of f32 [10]", "all_reduce(sum) of f32 [11]", "disagree"});
-  below(begin, 5, "a mismatch");
+  ranks::below(begin, 5, "a mismatch");
 }
 TEST_CASE("hosts, or ranks of a host, that disagree are told so") {
   for (const int odd : {0, 2}) {
@@ -206,17 +188,17 @@ TEST_CASE("rank: disagrees about kinds" * doctest::skip()) {
   std::string text;
   switch (std::atoi(std::getenv("TEST_WHICH"))) {
     case 0:
-      text = error_of([&] { g.reduce(ones({10}), odd ? 1 : 0); });
+      text = error_of<DistError>([&] { g.reduce(ones({10}), odd ? 1 : 0); });
       break;
     case 1:
-      text = error_of([&] { odd ? g.all_reduce(ones({10})) : g.reduce(ones({10}), 0); });
+      text = error_of<DistError>([&] { odd ? g.all_reduce(ones({10})) : g.reduce(ones({10}), 0); });
       break;
     default:
-      text =
-          error_of([&] { odd ? (void)g.gather(ones({10}), 0) : (void)g.all_gather(ones({10})); });
+      text = error_of<DistError>(
+          [&] { odd ? (void)g.gather(ones({10}), 0) : (void)g.all_gather(ones({10})); });
   }
   expect(text, {"disagree"});
-  below(begin, 3, "a mismatch");
+  ranks::below(begin, 3, "a mismatch");
 }
 TEST_CASE("kinds that are made of others are told apart") {
   for (const char* which : {"0", "1", "2"}) {
@@ -235,8 +217,8 @@ TEST_CASE("rank: aborts" * doctest::skip()) {
     return;
   }
   const double begin = ranks::now();
-  expect(error_of([&] { g.all_reduce(ones({4})); }), {"out of luck"});
-  below(begin, 2, "an abort");
+  expect(error_of<DistError>([&] { g.all_reduce(ones({4})); }), {"out of luck"});
+  ranks::below(begin, 2, "an abort");
 }
 TEST_CASE("an abort reaches every host") {
   for (const char* who : {"0", "1", "3"}) {
@@ -252,14 +234,14 @@ TEST_CASE("rank: late" * doctest::skip()) {
   const double begin = ranks::now();
   if (g.rank() == 3) {
     std::this_thread::sleep_for(Milliseconds(2500));
-    error_of([&] { g.barrier(); });
+    error_of<DistError>([&] { g.barrier(); });
     return;
   }
-  const std::string text =
-      error_of([&] { g.barrier({.timeout = Milliseconds(400), .label = "the last one"}); });
+  const std::string text = error_of<DistError>(
+      [&] { g.barrier({.timeout = Milliseconds(400), .label = "the last one"}); });
   expect(text, {"barrier, sequence number 2 (the last one)"});
   require(ranks::now() - begin >= 0.39, "too early");
-  below(begin, 3, "a deadline");
+  ranks::below(begin, 3, "a deadline");
 }
 TEST_CASE("a deadline ends the wait on every host") {
   CHECK(ranks::failures(run({0, 0, 1, 1}, "rank: late")) == "");

@@ -8,6 +8,7 @@
 #include <lockstep/data/mnist.h>
 
 #include "temporary_folder.h"
+#include "texts.h"
 
 using namespace lockstep;
 using namespace std::string_literals;
@@ -59,9 +60,6 @@ std::string error_of(const std::string& bytes) {
     return e.what();
   }
   return "no IoError";
-}
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 #define CHECK_ERROR(bytes, part)               \
   do {                                         \

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "ranks.h"
+#include "texts.h"
 
 namespace launches {
 
@@ -38,10 +39,6 @@ inline Ended run(std::vector<std::string> arguments,
 inline Ended run_script(int n, const std::string& script, std::vector<std::string> options = {}) {
   options.insert(options.end(), {"-n", std::to_string(n), "sh", "-c", script});
   return run(options);
-}
-
-inline bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 inline std::string sorted_lines(const std::string& text) {

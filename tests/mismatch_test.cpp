@@ -76,10 +76,11 @@ std::vector<Mismatch> mismatches() {
 void disagree(const Group& g, size_t which) {
   const Mismatch m = mismatches()[which];
   const double begin = ranks::now();
-  const std::string text = error_of([&] { m.call(g.process_group(), g.rank() == 0)->wait(); });
+  const std::string text =
+      error_of<DistError>([&] { m.call(g.process_group(), g.rank() == 0)->wait(); });
   expect(text, m.parts);
   expect(text, {"ranks disagree", "rank 0 "});
-  expect(error_of([&] { g.barrier(); }), {"ranks disagree"});
+  expect(error_of<DistError>([&] { g.barrier(); }), {"ranks disagree"});
   require(ranks::now() - begin < 2 * ranks::kPatience, "a mismatch took too long");
 }
 
@@ -92,11 +93,11 @@ void late(const Group& g) {
   ddp.all_reduce(ones({7}));
   if (g.rank() == 1) {
     std::this_thread::sleep_for(std::chrono::milliseconds(800));
-    expect(error_of([&] { ddp.barrier(); }), {"rank 1 did not arrive"});
+    expect(error_of<DistError>([&] { ddp.barrier(); }), {"rank 1 did not arrive"});
     return;
   }
   const WorkPtr w = ddp.all_reduce_async(ones({5}));
-  const std::string text = error_of([&] { w->wait(Milliseconds(200)); });
+  const std::string text = error_of<DistError>([&] { w->wait(Milliseconds(200)); });
   expect(text, {"rank 1 did not arrive within 200 ms", "all_reduce(sum) of f32 [5]",
                 "rank 1 last completed all_reduce(sum) of f32 [7], sequence number 1",
                 "; rank 0: 2 forwards; rank 1: 3 forwards, inside no_sync"});
@@ -155,7 +156,8 @@ TEST_CASE("rank: dies with a note" * doctest::skip()) {
   g.process_group().note(g.rank() == 1 ? "step 12" : "");
   g.barrier();
   if (g.rank() == 1) raise(SIGKILL);
-  expect(error_of([&] { g.all_gather(ones({2})); }), {"rank 1 (pid ", "died", "; rank 1: step 12"});
+  expect(error_of<DistError>([&] { g.all_gather(ones({2})); }),
+         {"rank 1 (pid ", "died", "; rank 1: step 12"});
 }
 
 TEST_CASE("then runs before wait returns, and a work has its outputs") {

@@ -13,6 +13,7 @@
 
 #include "golden.h"
 #include "temporary_folder.h"
+#include "texts.h"
 
 using namespace lockstep;
 
@@ -24,16 +25,6 @@ std::vector<std::string> names(const nn::NamedTensors& tensors) {
   return found;
 }
 using Names = std::vector<std::string>;
-
-template <class F>
-std::string error_of(F f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 
 struct Net : nn::Module {
   nn::Conv2d conv1{1, 4, 3};

@@ -68,14 +68,15 @@ void check_groups(const Group& g) {
 }
 
 void check_refusals(const Group& g) {
-  const auto differ = error_of([&] {
+  const auto differ = error_of<DistError>([&] {
     g.new_group(g.rank() == 2 ? std::vector<int>{0, 2} : std::vector<int>{0, 1});
   });
   expect(differ, {"new_group: ranks disagree", "rank 0 listed {0, 1}", "rank 2 listed {0, 2}"});
-  expect(error_of([&] { g.new_group(std::vector<int>(static_cast<size_t>(g.rank()), 0)); }),
-         {"rank 0 listed {}", "rank 1 listed {0}"});
+  expect(
+      error_of<DistError>([&] { g.new_group(std::vector<int>(static_cast<size_t>(g.rank()), 0)); }),
+      {"rank 0 listed {}", "rank 1 listed {0}"});
   // One rank's mistake is the difference, and every rank's error.
-  expect(error_of([&] {
+  expect(error_of<DistError>([&] {
            g.new_group(g.rank() == 1 ? std::vector<int>{0, 9} : std::vector<int>{0, 1});
          }),
          {"rank 1 listed {0, 9}"});
@@ -90,7 +91,7 @@ void check_absence(const Group& g) {
   const auto pair = g.new_group({3, 1});
   if (g.rank() == 3) pair->destroy();
   if (g.rank() == 1)
-    expect(error_of([&] { pair->barrier(); }),
+    expect(error_of<DistError>([&] { pair->barrier(); }),
            {"rank 0 of this group, rank 3 of the job, has left"});
   g.barrier();
 }
@@ -135,7 +136,7 @@ TEST_CASE("rank: dies in a group" * doctest::skip()) {
   const double begin = ranks::now();
   if (g.rank() == 1) {
     // While it waits for the first member's memory, and in a collective.
-    expect(error_of([&] { doomed->process_group().allocate(1000); }),
+    expect(error_of<DistError>([&] { doomed->process_group().allocate(1000); }),
            {"rank 1 of this group, rank 3 of the job, (pid ", "died"});
     require(ranks::now() - begin < 2 * ranks::kPatience, "noticed too late");
   }

@@ -60,6 +60,12 @@ inline void require(bool holds, const std::string& text) {
   if (!holds) throw std::runtime_error(text);
 }
 
+/// Throws where what began at `begin` (a time of now()) took too long.
+inline void below(double begin, double seconds, const std::string& what) {
+  const double took = now() - begin;
+  require(took < seconds * kPatience, what + " took " + std::to_string(took) + " s");
+}
+
 /// The parent's environment without any launcher's variables, and with these.
 inline std::vector<std::string> environment(const std::map<std::string, std::string>& more) {
   std::vector<std::string> all;

@@ -8,6 +8,7 @@
 #include <lockstep/tensor/safetensors.h>
 
 #include "temporary_folder.h"
+#include "texts.h"
 
 using namespace lockstep;
 using namespace std::string_literals;
@@ -41,9 +42,6 @@ std::string error_of(const std::string& bytes) {
 }
 std::string error_of(const std::string& header, const std::string& data) {
   return error_of(with_length(header, data));
-}
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 #define CHECK_ERROR(part, ...)                      \
   do {                                              \

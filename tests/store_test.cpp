@@ -16,6 +16,7 @@
 
 #include "ranks.h"
 #include "sockets.h"
+#include "texts.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
@@ -24,19 +25,6 @@ using sockets::connect_to;
 using sockets::Listener;
 
 namespace {
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const DistError& e) {
-    return e.what();
-  }
-  return "no error of this kind";
-}
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 double seconds_of(const std::function<void()>& f) {
   const double begin = ranks::now();
@@ -73,15 +61,17 @@ TEST_CASE("values") {
   CHECK(other.try_get("b") == "first");
   CHECK(server.add("n", 5) == 5);
   CHECK(other.add("n", -7) == -2);
-  CHECK(has(error_of([&] { other.add("b", 1); }), "no number"));
+  CHECK(contains(error_of<DistError>([&] { other.add("b", 1); }), "no number"));
   CHECK(other.remove("b"));
   CHECK(!other.remove("b"));
   CHECK(!server.try_get("b"));
   const std::string large(1 << 20, 'x');
   other.set("large", large);
   CHECK(server.get("large") == large);
-  CHECK(has(error_of([&] { server.set("large", large + "x"); }), "at most 1048576 bytes"));
-  CHECK(has(error_of([&] { server.set(std::string(1025, 'k'), ""); }), "at most 1024 bytes"));
+  CHECK(contains(error_of<DistError>([&] { server.set("large", large + "x"); }),
+                 "at most 1048576 bytes"));
+  CHECK(contains(error_of<DistError>([&] { server.set(std::string(1025, 'k'), ""); }),
+                 "at most 1024 bytes"));
   server.set(std::string(1024, 'k'), "");
   CHECK(other.get(std::string(1024, 'k')).empty());
   CHECK(server.lost().empty());
@@ -97,7 +87,7 @@ TEST_CASE("it is bounded") {
       error = e.what();
       CHECK(i == 63);
     }
-  CHECK(has(error, "at most 64 MiB"));
+  CHECK(contains(error, "at most 64 MiB"));
   CHECK(server.remove("k7"));
   server.set("again", large);  // there is room again
   CHECK(server.get("again") == large);
@@ -120,13 +110,16 @@ TEST_CASE("what is not there is waited for") {
   beside.join();
 
   std::string error;
-  const double took =
-      seconds_of([&] { error = error_of([&] { other.get("missing", Milliseconds(1000)); }); });
+  const double took = seconds_of(
+      [&] { error = error_of<DistError>([&] { other.get("missing", Milliseconds(1000)); }); });
   CHECK(took >= 1);
   CHECK(took < 1.5 * ranks::kPatience);
-  CHECK(has(error, "missing"));
-  CHECK(has(error, "127.0.0.1:" + std::to_string(server.port())));
-  CHECK(has(error_of([&] { other.wait({"x", "gone"}, Milliseconds(50)); }), "\"gone\""));
+  CHECK(contains(error, "missing"));
+  CHECK(contains(error, "127.0.0.1:" + std::to_string(server.port())));
+  CHECK(contains(error_of<DistError>([&] {
+                   other.wait({"x", "gone"}, Milliseconds(50));
+                 }),
+                 "\"gone\""));
 }
 
 TEST_CASE("many threads and clients at once") {
@@ -150,21 +143,21 @@ TEST_CASE("nobody listens") {
   std::string error;
   StoreOptions o = options(1, 2, port);
   o.timeout = Milliseconds(1000);
-  const double took = seconds_of([&] { error = error_of([&] { Store store(o); }); });
+  const double took = seconds_of([&] { error = error_of<DistError>([&] { Store store(o); }); });
   CHECK(took >= 1);
   CHECK(took < 1.5 * ranks::kPatience);
-  CHECK(has(error, "127.0.0.1:" + std::to_string(port)));
+  CHECK(contains(error, "127.0.0.1:" + std::to_string(port)));
 }
 
 TEST_CASE("who does not come is named") {
   Store server(options(0, 2, 0));
   std::string error;
   const double took =
-      seconds_of([&] { error = error_of([&] { server.join(Milliseconds(1000)); }); });
+      seconds_of([&] { error = error_of<DistError>([&] { server.join(Milliseconds(1000)); }); });
   CHECK(took >= 1);
   CHECK(took < 1.5 * ranks::kPatience);
-  CHECK(has(error, "1/2 ranks joined within 1 s: rank 1 is missing"));
-  CHECK(has(error, server.where()));
+  CHECK(contains(error, "1/2 ranks joined within 1 s: rank 1 is missing"));
+  CHECK(contains(error, server.where()));
 }
 
 TEST_CASE("ports") {
@@ -173,8 +166,9 @@ TEST_CASE("ports") {
     Store first(options(0, 1, 0));
     port = first.port();
     double took = 0;
-    CHECK(has(error_of([&] { took = seconds_of([&] { Store second(options(0, 1, port)); }); }),
-              "in use"));
+    CHECK(contains(
+        error_of<DistError>([&] { took = seconds_of([&] { Store second(options(0, 1, port)); }); }),
+        "in use"));
     CHECK(took < 1);
     Store client(options(0, 1, 0));
     CHECK(client.port() != port);
@@ -189,23 +183,23 @@ TEST_CASE("who is not of the job is refused") {
   const auto attempt = [&](const std::function<void(StoreOptions&)>& change) {
     StoreOptions o = options(1, 3, server.port());
     change(o);
-    return error_of([&] { Store store(o); });
+    return error_of<DistError>([&] { Store store(o); });
   };
   const std::string wrong = attempt([](StoreOptions& o) { o.token = "guess"; });
-  CHECK(has(wrong, "refused"));
-  CHECK(!has(wrong, "job"));
-  CHECK(has(attempt([](StoreOptions& o) { o.token = ""; }), "refused"));
-  CHECK(has(attempt([](StoreOptions& o) { o.run_id = "another"; }), "run id here is \"job\""));
-  CHECK(has(attempt([](StoreOptions& o) { o.attempt = 1; }), "attempt 0"));
-  CHECK(has(attempt([](StoreOptions& o) { o.size = 2; }), "WORLD_SIZE differs"));
+  CHECK(contains(wrong, "refused"));
+  CHECK(!contains(wrong, "job"));
+  CHECK(contains(attempt([](StoreOptions& o) { o.token = ""; }), "refused"));
+  CHECK(contains(attempt([](StoreOptions& o) { o.run_id = "another"; }), "run id here is \"job\""));
+  CHECK(contains(attempt([](StoreOptions& o) { o.attempt = 1; }), "attempt 0"));
+  CHECK(contains(attempt([](StoreOptions& o) { o.size = 2; }), "WORLD_SIZE differs"));
   Store one(options(1, 3, server.port()));
-  CHECK(has(attempt([](StoreOptions&) {}), "rank 1 (pid"));
-  CHECK(has(attempt([](StoreOptions&) {}), "is there already"));
+  CHECK(contains(attempt([](StoreOptions&) {}), "rank 1 (pid"));
+  CHECK(contains(attempt([](StoreOptions&) {}), "is there already"));
   // A server that lacks the token is not believed either.
   StoreOptions o = options(0, 2, 0, "other");
   Store stranger(o);
   o = options(1, 2, stranger.port());
-  CHECK(has(error_of([&] { Store store(o); }), "refused"));
+  CHECK(contains(error_of<DistError>([&] { Store store(o); }), "refused"));
 }
 
 TEST_CASE("a rank that leaves, and one that ends without a word") {
@@ -227,7 +221,7 @@ TEST_CASE("a rank that leaves, and one that ends without a word") {
   CHECK(dead.rank == 2);
   CHECK(!dead.left);
   CHECK(dead.pid > 0);
-  CHECK(has(dead.text(), "rank 2 (pid " + std::to_string(dead.pid) + ") died"));
+  CHECK(contains(dead.text(), "rank 2 (pid " + std::to_string(dead.pid) + ") died"));
 }
 
 TEST_CASE("rank: dies with a store" * doctest::skip()) {
@@ -240,12 +234,13 @@ TEST_CASE("the server leaves, or dies") {
   auto server = std::make_unique<Store>(options(0, 2, 0));
   Store other(options(1, 2, server->port()));
   std::string error;
-  std::thread waits([&] { error = error_of([&] { other.get("never", Milliseconds(20000)); }); });
+  std::thread waits(
+      [&] { error = error_of<DistError>([&] { other.get("never", Milliseconds(20000)); }); });
   std::this_thread::sleep_for(Milliseconds(100));
   CHECK(seconds_of([&] { server.reset(); }) < 1);
   waits.join();
-  CHECK(has(error, "rank 0 has left"));
-  CHECK(has(error_of([&] { other.set("a", "b"); }), "rank 0 has left"));
+  CHECK(contains(error, "rank 0 has left"));
+  CHECK(contains(error_of<DistError>([&] { other.set("a", "b"); }), "rank 0 has left"));
   REQUIRE(other.lost().size() == 1);
   CHECK(other.lost()[0].left);
 
@@ -257,7 +252,8 @@ TEST_CASE("the server leaves, or dies") {
       [&] { ended = ranks::run_ranks(2, "rank: dies with the server", {.only = {0}}); });
   Store survivor(options(1, 2, port));
   const double begin = ranks::now();
-  CHECK(has(error_of([&] { survivor.get("never", Milliseconds(20000)); }), "rank 0 died"));
+  CHECK(contains(error_of<DistError>([&] { survivor.get("never", Milliseconds(20000)); }),
+                 "rank 0 died"));
   CHECK(ranks::now() - begin < 3 * ranks::kPatience);
   CHECK(!survivor.lost().at(0).left);
   process.join();
@@ -310,8 +306,8 @@ TEST_CASE("strangers get nothing and hold up nobody") {
     heard += sockets::read_for(open[i], i < 5 ? 200 : 0);
     close(open[i]);
   }
-  CHECK(has(heard, "Lockstep"));  // the challenge, which says no more
-  CHECK(!has(heard, "value"));
+  CHECK(contains(heard, "Lockstep"));  // the challenge, which says no more
+  CHECK(!contains(heard, "value"));
   CHECK(heard.size() <= 200 * 42);
   // A silent one is sent away; the store sleeps, and still serves.
   const int silent = connect_to(port);

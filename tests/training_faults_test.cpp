@@ -115,10 +115,10 @@ TEST_CASE("rank: fault" * doctest::skip()) {
   const auto [pid, then] = read_word();
   if (fault.mode == "stop" && g.rank() == (victim == 0 ? 1 : 0)) kill(pid, SIGKILL);
   if (g.rank() == victim) {
-    CHECK_MESSAGE(has(text, "the victim gave up"), text);
+    CHECK_MESSAGE(contains(text, "the victim gave up"), text);
     g.process_group().abort(text);  // as the unwinding of the last handle does
   } else {
-    CHECK_MESSAGE(has(text, str_cat("rank ", victim)), text);
+    CHECK_MESSAGE(contains(text, str_cat("rank ", victim)), text);
     const double most =
         fault.mode == "stop" ? kDeadline + 2 * ranks::kPatience : 2 * ranks::kPatience;
     CHECK_MESSAGE(after - then <= most, str_cat(after - then, " s: ", text));

@@ -105,11 +105,11 @@ void disagree(const Group& g) {
   const bool dtypes = std::getenv("WHICH") == nullptr || *std::getenv("WHICH") == '0';
   std::string text;
   if (g.rank() == 0)
-    text = error_of([&] { pg.send(ones({10}), 1)->wait(); });
+    text = error_of<DistError>([&] { pg.send(ones({10}), 1)->wait(); });
   else if (dtypes)
-    text = error_of([&] { pg.recv(ones({10}, {.dtype = DType::f64}), 0)->wait(); });
+    text = error_of<DistError>([&] { pg.recv(ones({10}, {.dtype = DType::f64}), 0)->wait(); });
   else
-    text = error_of([&] { pg.recv(ones({11}), 0)->wait(); });
+    text = error_of<DistError>([&] { pg.recv(ones({11}), 0)->wait(); });
   expect(text, {"ranks disagree", "rank 0 called send of f32 [10] to rank 1", "rank 1",
                 dtypes ? "10 elements of f64" : "11 elements of f32"});
 }
@@ -118,16 +118,17 @@ void late(const Group& g) {
   const CollectiveOptions soon{.timeout = Milliseconds(200), .label = "weights"};
   const auto child = g.process_group().child();
   if (g.rank() == 0) {
-    expect(error_of([&] { g.process_group().recv(ones({3}), 1, soon)->wait(); }),
+    expect(error_of<DistError>([&] { g.process_group().recv(ones({3}), 1, soon)->wait(); }),
            {"recv of f32 [3] from rank 1", "rank 1 did not arrive within 200 ms", "weights"});
     // The same with a deadline of the wait.
     const WorkPtr w = child->send(ones({3}), 1);
-    expect(error_of([&] { w->wait(Milliseconds(150)); }),
+    expect(error_of<DistError>([&] { w->wait(Milliseconds(150)); }),
            {"send of f32 [3] to rank 1", "rank 1 did not arrive within 150 ms"});
   } else {
     // Waits for something else until it hears of it.
-    expect(error_of([&] { g.barrier(); }), {"rank 1 did not arrive within 200 ms"});
-    expect(error_of([&] { child->barrier()->wait(); }), {"rank 1 did not arrive within 150 ms"});
+    expect(error_of<DistError>([&] { g.barrier(); }), {"rank 1 did not arrive within 200 ms"});
+    expect(error_of<DistError>([&] { child->barrier()->wait(); }),
+           {"rank 1 did not arrive within 150 ms"});
   }
 }
 
@@ -179,12 +180,13 @@ TEST_CASE("rank: sender dies" * doctest::skip()) {
     check(t, 1, 3, "sent before the end");
     g.send(t, 2);  // until then nobody needs the dead rank
     const double begin = ranks::now();
-    expect(error_of([&] { g.recv(t, 1); }),
+    expect(error_of<DistError>([&] { g.recv(t, 1); }),
            {"rank 1 (pid ", "died", "recv of f32 [4] from rank 1"});
     require(ranks::now() - begin < 2 * ranks::kPatience, "noticed too late");
   } else {
     g.recv(t, 0);
-    expect(error_of([&] { g.send(t, 1); }), {"rank 1 (pid ", "died", "send of f32 [4] to rank 1"});
+    expect(error_of<DistError>([&] { g.send(t, 1); }),
+           {"rank 1 (pid ", "died", "send of f32 [4] to rank 1"});
   }
 }
 
