@@ -107,8 +107,7 @@ void compression(Group g) {
         for (const Call& c : recorder->log()) {
           if (c.kind != dist::CollectiveKind::all_reduce || !is_floating(c.dtype)) continue;
           require(c.dtype == (bf16 ? DType::bf16 : DType::f16), "on the wire: " + c.text);
-          // A bucket is padded to 64 bytes of f32.
-          require(c.bytes >= 2000 && c.bytes < 2032, str_cat(c.bytes, " bytes on the wire"));
+          require(c.bytes == 2000, str_cat(c.bytes, " bytes on the wire"));
         }
         require(recorder->reductions() == 1, "one reduction");
         const Tensor grad = net.module().w.grad();

@@ -27,7 +27,7 @@ std::vector<Bucket> plan_buckets(const std::vector<Replicated>& parameters,
       it = open.insert(open.end(),
                        Bucket{.parameters = {}, .dtype = p.dtype(), .flat = {}, .label = {}});
     it->parameters.push_back(i);
-    it->elements += padded(p.numel(), p.dtype());
+    it->elements = padded(it->elements, p.dtype()) + p.numel();
     if (it->bytes() >= limit(*it)) {
       done.push_back(std::move(*it));
       open.erase(it);
@@ -61,6 +61,7 @@ void place_buckets(ProcessGroup& group, const std::vector<Replicated>& parameter
     int64_t offset = 0;
     for (int i : b.parameters) {
       const Tensor& p = parameters[static_cast<size_t>(i)].parameter;
+      offset = padded(offset, b.dtype);
       char* bytes =
           static_cast<char*>(memory[k]->data()) + static_cast<size_t>(offset) * size_of(b.dtype);
       // A Storage of its own gives the slot its own version counter: a write to a neighbour is none
@@ -74,7 +75,7 @@ void place_buckets(ProcessGroup& group, const std::vector<Replicated>& parameter
       } else {
         slot = fresh;
       }
-      offset += padded(p.numel(), b.dtype);
+      offset += p.numel();
     }
   }
 }

@@ -20,7 +20,7 @@ struct Replicated {
 struct Bucket {
   std::vector<int> parameters;  // indices, in the order of their slots
   DType dtype;
-  int64_t elements = 0;  // padded: slots begin at multiples of 64 bytes
+  int64_t elements = 0;  // slots begin at multiples of 64 bytes
   Tensor flat;           // [elements], over the group's memory
   std::string label;     // for errors: "DDP bucket 1 (fc1.weight and 2 more)"
 
