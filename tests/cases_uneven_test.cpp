@@ -82,6 +82,27 @@ void one_rank_inside_no_sync(Group g) {
   g.barrier({.timeout = std::chrono::seconds(15)});
 }
 
+/// A rank that comes to a backward which a goodbye has ended already: it waits for nobody, and its error
+/// says where it was.
+void late_to_a_broken_backward(Group g) {
+  const Group own(g.process_group().child());
+  std::optional<DistributedDataParallel<Two>> net(std::in_place, Two{}, own);
+  step(*net);
+  if (g.rank() == 2) {
+    net.reset();
+    own.destroy();
+  }
+  if (g.rank() == 0) expect(error_of([&] { step(*net); }), {"rank 2 has left", "DDP bucket 0 (b"});
+  g.barrier();
+  if (g.rank() == 1) {
+    const std::string text = error_of([&] { step(*net); });
+    expect(text, {"rank 2 has left", "DDP bucket 0 (b"});
+    // Over gloo the record travels beside the bucket, and the bucket is waited for first.
+    if (g.backend() != "gloo") expect(text, {"control record of synchronised backward 2"});
+  }
+  g.barrier();
+}
+
 // ---- join ----
 
 struct Counter : nn::Module {  // (a + b) x, and a buffer that tells who was last
@@ -340,6 +361,7 @@ const std::vector<cases::Case>& cases::all() {
       {.name = "a rank that is inside no_sync",
        .body = one_rank_inside_no_sync,
        .timeout = kDeadline},
+      {"a rank that is late to a broken backward", 3, late_to_a_broken_backward},
       {"join on two ranks", 2, joins},
       {"join on three ranks", 3, joins},
       {"join that throws", 2, join_that_throws},

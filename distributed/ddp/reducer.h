@@ -74,6 +74,9 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   void reset_round(std::span<Leaf* const> reached);
   ControlRecord record_of_round() const;
   bool posts_records() const;
+  void post_record();
+  void collect_records();
+  [[noreturn]] void fail_about_records(const DistError& e) const;
   void check_graph() const;
   void launch(size_t bucket);
   WorkPtr reduce(size_t bucket);

@@ -46,9 +46,7 @@ void Reducer::complete_round() {
         stats_.buckets[b].seconds = now() - launched_at_[b];
     }
     records_.clear();
-    if (posts_records())
-      for (const auto& bytes : group_->collect(epoch_))
-        records_.push_back(ControlRecord::decode(bytes, parameters_.size()));
+    if (posts_records()) collect_records();
     if (join_ && options_.broadcast_buffers && lowest_active() >= 0) exchange_buffers();
     if (buffer_work_) buffer_work_->wait();
   } catch (const std::exception& e) {
