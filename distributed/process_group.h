@@ -197,6 +197,11 @@ class LOCKSTEP_API ProcessGroup {
   /// more. This rank's matter alone.
   void forbid(std::string why) { forbidden_ = std::move(why); }
 
+  /// An exception that may go on to end this group: the abort quotes it. Empty: it was dealt with.
+  void remember_failure(std::string text) { failure_ = std::move(text); }
+  /// "; the last one its forward threw: ..."; empty when none is remembered.
+  std::string failure_text() const { return failure_.empty() ? failure_ : "; " + failure_; }
+
  private:
   WorkPtr begin(Collective call);
 
@@ -207,6 +212,7 @@ class LOCKSTEP_API ProcessGroup {
   };
   Posted posted_;
   std::string forbidden_;
+  std::string failure_;
 };
 
 /// Starts f over many tensors of any dtypes as one collective per dtype: packed side by side, and

@@ -25,6 +25,17 @@ NamedTensors without(const NamedTensors& all, const std::vector<std::string>& ig
   return rest;
 }
 
+/// What is being handled.
+std::string text_of_exception() {
+  try {
+    if (std::current_exception()) throw;
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+  }
+  return "an exception";
+}
+
 }  // namespace
 
 // ---- construction ----
@@ -118,6 +129,15 @@ void Reducer::forward_starts() {
 
 void Reducer::forward_ends() {
   if (is_grad_enabled()) stats_.forward = now() - forward_started_;
+}
+
+void Reducer::remember_failure(std::string_view where) {
+  const std::string text = str_cat("the last one its ", where, " threw: ", text_of_exception());
+  for (const auto& group : {users_group_, group_}) group->remember_failure(text);
+}
+
+void Reducer::forget_failure() {
+  for (const auto& group : {users_group_, group_}) group->remember_failure({});
 }
 
 /// What peers that wait for this rank can say of it.
@@ -282,6 +302,7 @@ void Reducer::note_completed() {
 
 void Reducer::backward_ends(bool failed) {
   const Phase phase = std::exchange(phase_, Phase::idle);
+  if (failed) remember_failure("backward");
   if (phase == Phase::local) {
     ++local_backwards_;
     ++stats_.local_backwards;
@@ -291,14 +312,8 @@ void Reducer::backward_ends(bool failed) {
   // Nothing is posted before the first launch: the next synchronised backward takes this one's
   // place.
   if (next_launch_ == 0) return;
-  std::string reason = "an exception";
-  try {
-    if (std::current_exception()) std::rethrow_exception(std::current_exception());
-  } catch (const std::exception& e) {
-    reason = e.what();
-  } catch (...) {
-  }
-  group_->abort(str_cat("rank ", group_->rank(), " failed inside DDP's backward: ", reason));
+  group_->abort(
+      str_cat("rank ", group_->rank(), " failed inside DDP's backward: ", text_of_exception()));
   drop_gradients();
 }
 

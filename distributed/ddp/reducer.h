@@ -34,6 +34,8 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   /// synchronised.
   void forward_starts();
   void forward_ends();
+  /// While an exception is handled that is on its way to the program, and maybe past the group.
+  void remember_failure(std::string_view where);
   SyncFlag& flag() { return flag_; }
   /// A synchronised backward without a graph: reduces what local backwards left. `empty`: this rank
   /// had nothing to accumulate, so its gradients are zero and count as used.
@@ -83,6 +85,7 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   void fill_without_arrival(int parameter);
   void note_completed();
   void note_standing();
+  void forget_failure();
 
   // its end
   void finish_round();

@@ -15,6 +15,7 @@ void Reducer::finish_round() {
     end_counts();
     check_records();
   } catch (...) {
+    remember_failure("backward");
     drop_gradients();
     end_counts();
     throw;
@@ -24,6 +25,7 @@ void Reducer::finish_round() {
   remember_graph();
   if (!std::exchange(rebuilt_, true)) rebuild_buckets();
   note_standing();
+  forget_failure();
 }
 
 /// What a static graph repeats: of each rank its first record with inputs, inside join or not.

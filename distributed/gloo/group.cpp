@@ -111,7 +111,7 @@ void Queue::close(const std::function<void()>& idle) {
 GlooGroup::~GlooGroup() {
   try {
     if (!destroyed_ && std::uncaught_exceptions() > exceptions_at_birth_)
-      abort("it was left by an exception");
+      abort("it was left by an exception" + failure_text());
     destroy();
   } catch (...) {
     // Nobody is left to hear of it.

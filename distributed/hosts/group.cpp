@@ -63,7 +63,7 @@ HostGroup::HostGroup(HostParts parts) : parts_(std::move(parts)) {
 HostGroup::~HostGroup() {
   try {
     if (!destroyed_ && std::uncaught_exceptions() > exceptions_at_birth_)
-      abort("it was left by an exception");
+      abort("it was left by an exception" + failure_text());
     destroy();
   } catch (...) {
     // Nobody is left to hear of it.

@@ -27,7 +27,7 @@ SharedGroup::~SharedGroup() {
   const bool unwinding = std::uncaught_exceptions() > exceptions_at_birth_;
   if (unwinding && communicator_->engine().peers().first()->is_here() &&
       !communicator_->destroyed())
-    communicator_->abort("it was left by an exception");
+    communicator_->abort("it was left by an exception" + failure_text());
   communicator_->destroy();
 }
 
