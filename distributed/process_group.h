@@ -189,8 +189,8 @@ class LOCKSTEP_API ProcessGroup {
   virtual void progress() {}
   /// Makes every operation of this group, on every rank, fail with `text`.
   virtual void abort(const std::string& text) = 0;
-  /// Completes work in flight and says goodbye; later collectives that need this rank fail on the
-  /// others with "rank r has left".
+  /// Completes work in flight and says goodbye, for the children that still live too; later
+  /// collectives that need this rank fail on the others with "rank r has left".
   virtual void destroy() = 0;
 
   /// From now on every call above but those that DDP asks throws a DistError with `why`; empty: no

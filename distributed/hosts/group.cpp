@@ -1,11 +1,11 @@
 // HostGroup: each kind of collective as a plan of three stages.
-#include <lockstep/distributed/hash.h>
 #include <lockstep/distributed/hosts/group.h>
 
 #include <algorithm>
 #include <cstring>
 #include <thread>
 
+#include <lockstep/distributed/hash.h>
 #include <lockstep/distributed/log.h>
 #include <lockstep/distributed/scale.h>
 #include <lockstep/distributed/single_group.h>
@@ -62,9 +62,9 @@ HostGroup::HostGroup(HostParts parts) : parts_(std::move(parts)) {
 
 HostGroup::~HostGroup() {
   try {
-    if (!destroyed_ && std::uncaught_exceptions() > exceptions_at_birth_)
+    if (std::uncaught_exceptions() > exceptions_at_birth_)
       abort("it was left by an exception" + failure_text());
-    destroy();
+    flush();  // the parts say goodbye when they go
   } catch (...) {
     // Nobody is left to hear of it.
   }
@@ -352,8 +352,8 @@ std::shared_ptr<ProcessGroup> HostGroup::child() {
   if (parts.gather) parts.gather = parts_.gather->child();
   if (parts.spread) parts.spread = parts_.spread->child();
   if (parts.leaders) parts.leaders = parts_.leaders->child();
-  parts.leaders_name += str_cat(".", ++children_);  // as a group over Gloo names its children
-  return std::make_shared<HostGroup>(std::move(parts));
+  parts.leaders_name += str_cat(".", ++child_count_);  // as a group over Gloo names its children
+  return children_.add(std::make_shared<HostGroup>(std::move(parts)));
 }
 
 Ref<Storage> HostGroup::allocate(size_t bytes) {
@@ -403,14 +403,21 @@ std::string HostGroup::tell_everybody(const std::string& text, bool within_host)
 }
 
 void HostGroup::abort(const std::string& text) {
+  if (left_) return;
   engine_->fail(str_cat("aborted by rank ", rank(), ": ", text));
 }
 
 void HostGroup::destroy() {
-  if (std::exchange(destroyed_, true)) return;
-  engine_->flush();
+  children_.destroy();
+  flush();
   for (const auto& group : {parts_.gather, parts_.spread, parts_.leaders, flat_})
     if (group) group->destroy();
+}
+
+void HostGroup::flush() {
+  if (std::exchange(destroyed_, true)) return;
+  engine_->flush();
+  left_ = true;
   log_info(str_cat("rank ", rank(), " sent ", traffic_.shm, " bytes by shm, ", traffic_.gloo,
                    " by gloo"));
 }
