@@ -249,6 +249,8 @@ TEST_CASE("an abort reaches every host") {
 TEST_CASE("rank: late" * doctest::skip()) {
   const Group g = join();
   g.barrier();
+  g.process_group().note("soon outdated");
+  g.process_group().note(str_cat("here is ", g.rank()));
   const double begin = ranks::now();
   if (g.rank() == 3) {
     std::this_thread::sleep_for(Milliseconds(2500));
@@ -257,7 +259,9 @@ TEST_CASE("rank: late" * doctest::skip()) {
   }
   const std::string text =
       error_of([&] { g.barrier({.timeout = Milliseconds(400), .label = "the last one"}); });
-  expect(text, {"barrier, sequence number 2 (the last one)"});
+  expect(text, {"barrier, sequence number 2 (the last one)", "; rank 0: here is 0",
+                "; rank 1: here is 1", "; rank 2: here is 2; rank 3: here is 3"});
+  require(text.find("; rank 0") == text.rfind("; rank 0"), "notes came twice: " + text);
   require(ranks::now() - begin >= 0.39, "too early");
   below(begin, 3, "a deadline");
 }

@@ -179,6 +179,10 @@ std::shared_ptr<ProcessGroup> GlooGroup::new_group(const std::vector<int>& ranks
   return make_together(setup, mine >= 0, [this](const GlooSetup& s) { return make(s); });
 }
 
+void GlooGroup::note(std::string_view text) {
+  if (!destroyed_) session_->note(text);
+}
+
 void GlooGroup::abort(const std::string& text) {
   if (left_) return;
   const int job_rank = session_->setup().ranks[static_cast<size_t>(rank())];

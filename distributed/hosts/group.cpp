@@ -9,6 +9,7 @@
 #include <lockstep/distributed/log.h>
 #include <lockstep/distributed/scale.h>
 #include <lockstep/distributed/single_group.h>
+#include <lockstep/distributed/store/notes.h>
 #include <lockstep/distributed/strided.h>
 
 namespace lockstep::dist {
@@ -362,7 +363,13 @@ Ref<Storage> HostGroup::allocate(size_t bytes) {
 }
 
 void HostGroup::note(std::string_view text) {
-  if (parts_.gather) parts_.gather->note(text);
+  if (!destroyed_) leave_note(*parts_.store, notes_name(), rank(), text);
+}
+
+std::string HostGroup::notes() const {
+  std::vector<int> all;
+  for (int r = 0; r < size_; ++r) all.push_back(r);
+  return read_notes(*parts_.store, notes_name(), all);
 }
 
 void HostGroup::progress() {
@@ -391,6 +398,9 @@ std::string HostGroup::tell_everybody(const std::string& text, bool within_host)
                      here()[static_cast<size_t>(place)]);
     why += "]";
   }
+  // Not to what has been told to everybody, and not to what somebody wanted.
+  const std::string said = why.find("aborted by") == std::string::npos ? notes() : std::string();
+  if (why.find(said) == std::string::npos) why += said;
   try {
     parts_.store->set_once(str_cat(parts_.leaders_name, "/end"), why);
   } catch (const DistError&) {

@@ -58,6 +58,8 @@ class LOCKSTEP_API HostGroup final : public ProcessGroup {
   int host_of(int rank) const;
   void check_usable(std::string_view what) const;
   void flush();
+  std::string notes_name() const { return parts_.leaders_name + "/all"; }
+  std::string notes() const;
   std::string tell_everybody(const std::string& text, bool within_host);
   std::shared_ptr<ProcessGroup> flat();
   GlooSetup gloo_setup(std::string name) const;
