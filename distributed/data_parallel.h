@@ -74,7 +74,12 @@ class DistributedDataParallel {
   decltype(auto) operator()(Args&&... args) {
     if (!reducer_) return (*module_)(std::forward<Args>(args)...);
     const ForwardScope scope(*reducer_, rank_);
-    return (*module_)(std::forward<Args>(args)...);
+    try {
+      return (*module_)(std::forward<Args>(args)...);
+    } catch (...) {
+      reducer_->remember_failure("forward");
+      throw;
+    }
   }
 
   M& module() { return *module_; }

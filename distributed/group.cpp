@@ -21,7 +21,8 @@ thread_local Default this_thread;
 Group::Hold::~Hold() {
   if (!aborts || std::uncaught_exceptions() <= exceptions) return;
   try {
-    group->abort(str_cat("an exception ended rank ", group->rank(), "'s use of the group"));
+    group->abort(str_cat("an exception ended rank ", group->rank(), "'s use of the group",
+                         group->failure_text()));
   } catch (...) {
     // The exception under way is the one to report.
   }

@@ -24,7 +24,7 @@ Joined::~Joined() {
   reducer_.set_join(std::nullopt);
   if (finished_) return;
   try {
-    reducer_.abort("a rank left join by an exception");
+    reducer_.abort("a rank left join by an exception" + reducer_.users_group().failure_text());
   } catch (...) {
     // The exception under way is the one to report.
   }

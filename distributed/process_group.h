@@ -189,13 +189,18 @@ class LOCKSTEP_API ProcessGroup {
   virtual void progress() {}
   /// Makes every operation of this group, on every rank, fail with `text`.
   virtual void abort(const std::string& text) = 0;
-  /// Completes work in flight and says goodbye; later collectives that need this rank fail on the
-  /// others with "rank r has left".
+  /// Completes work in flight and says goodbye, for the children that still live too; later
+  /// collectives that need this rank fail on the others with "rank r has left".
   virtual void destroy() = 0;
 
   /// From now on every call above but those that DDP asks throws a DistError with `why`; empty: no
   /// more. This rank's matter alone.
   void forbid(std::string why) { forbidden_ = std::move(why); }
+
+  /// An exception that may go on to end this group: the abort quotes it. Empty: it was dealt with.
+  void remember_failure(std::string text) { failure_ = std::move(text); }
+  /// "; the last one its forward threw: ..."; empty when none is remembered.
+  std::string failure_text() const { return failure_.empty() ? failure_ : "; " + failure_; }
 
  private:
   WorkPtr begin(Collective call);
@@ -207,6 +212,7 @@ class LOCKSTEP_API ProcessGroup {
   };
   Posted posted_;
   std::string forbidden_;
+  std::string failure_;
 };
 
 /// Starts f over many tensors of any dtypes as one collective per dtype: packed side by side, and

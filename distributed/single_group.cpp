@@ -30,13 +30,14 @@ WorkPtr SingleGroup::start(Collective call) {
 
 std::shared_ptr<ProcessGroup> SingleGroup::child() {
   LOCKSTEP_CHECK(end_.empty(), DistError, "child: ", end_);
-  return std::make_shared<SingleGroup>();
+  return children_.add(std::make_shared<SingleGroup>());
 }
 
 std::shared_ptr<ProcessGroup> SingleGroup::new_group(const std::vector<int>& ranks) {
   LOCKSTEP_CHECK(ranks.empty() || ranks == std::vector<int>{0}, ValueError,
                  "new_group: this group has rank 0 alone");
-  return ranks.empty() ? nullptr : child();
+  LOCKSTEP_CHECK(end_.empty(), DistError, "new_group: ", end_);
+  return ranks.empty() ? nullptr : std::make_shared<SingleGroup>();
 }
 
 void SingleGroup::abort(const std::string& text) { end_ = str_cat("aborted by rank 0: ", text); }

@@ -2,7 +2,7 @@
 // need no case of their own for one rank.
 #pragma once
 
-#include <lockstep/distributed/process_group.h>
+#include <lockstep/distributed/children.h>
 
 namespace lockstep::dist {
 
@@ -15,11 +15,15 @@ class LOCKSTEP_API SingleGroup final : public ProcessGroup {
   std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks) override;
   std::shared_ptr<ProcessGroup> child() override;
   void abort(const std::string& text) override;
-  void destroy() override { end_ = "the group was destroyed on this rank"; }
+  void destroy() override {
+    children_.destroy();
+    end_ = "the group was destroyed on this rank";
+  }
 
  private:
   std::string end_;  // why nothing works any more
   uint64_t sequence_ = 0;
+  Children children_;
 };
 
 }  // namespace lockstep::dist

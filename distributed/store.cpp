@@ -2,6 +2,8 @@
 // waits holds up no other.
 #include <lockstep/distributed/store.h>
 
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -182,6 +184,27 @@ Store::Client::Answer Store::Client::ask(StoreRequest request) {
   return {static_cast<Reply>(kind), answer.substr(1)};
 }
 
+void Store::Client::tell(const StoreRequest& request) {
+  constexpr auto kPatience = std::chrono::seconds(1);
+  std::lock_guard lock(tell_mutex_);
+  if (deaf_) return;
+  if (!told_ && gone().empty()) try {
+      std::string why;
+      bool refused = false;
+      told_ = open(server_address_, false, kPatience, Clock::now() + kPatience, why, refused);
+    } catch (const DistError&) {
+      // It is rejected now; the same as refused.
+    }
+  const std::string frame = request_frame(request);
+  const ssize_t sent =
+      told_ ? send(told_.get(), frame.data(), frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL) : 0;
+  if (sent == static_cast<ssize_t>(frame.size())) return;
+  if (sent < 0 && (errno == EAGAIN || errno == EINTR)) return;  // the next one may fit again
+  // Broken, or half a message is under way, which no other can follow.
+  told_.reset();
+  deaf_ = true;
+}
+
 Store::Client::~Client() {
   try {
     // The server must still hear it from this end: on the main connection, whose rank it is.
@@ -262,6 +285,10 @@ void Store::set(const std::string& key, std::string value) {
   const auto answer = client_->ask({.op = Op::set, .keys = {key}, .value = std::move(value)});
   LOCKSTEP_CHECK(answer.kind == Reply::ok, DistError, "store: set of \"", key, "\": ", answer.body,
                  " (", where(), ")");
+}
+
+void Store::tell(const std::string& key, std::string value) {
+  client_->tell({.op = Op::tell, .keys = {key}, .value = std::move(value)});
 }
 
 std::string Store::set_once(const std::string& key, std::string value) {

@@ -53,6 +53,9 @@ class LOCKSTEP_API Store {
   void join(Milliseconds timeout);
 
   void set(const std::string& key, std::string value);
+  /// set() that waits for no answer: some microseconds. What the server does not take at once is
+  /// dropped, and nobody hears of it.
+  void tell(const std::string& key, std::string value);
   /// Sets it unless it is there; returns what stands.
   std::string set_once(const std::string& key, std::string value);
   /// Waits until the key is there. A timeout of 0 means the store's own.

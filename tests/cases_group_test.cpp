@@ -154,6 +154,102 @@ void left_by_an_exception(Group g) {
   g.barrier();
 }
 
+struct Watched : nn::Module {  // w x, and what a test does there
+  nn::Parameter w{f64(10)};
+  std::function<void()> in_forward = [] {};
+  Tensor forward(Tensor x) {
+    in_forward();
+    return w * x;
+  }
+  LOCKSTEP_MODULE(Watched, w)
+};
+
+/// ... also from a wrapper's forward; then the others read what it was, whatever they wait for.
+void left_by_a_forward(Group g) {
+  for (const bool in_ddp : {true, false})
+    for (int thrower = 0; thrower < g.size(); ++thrower) {
+      const double begin = ranks::now();
+      std::string text = "no error";
+      try {
+        const Group own(g.process_group().child());
+        Watched module;
+        DistributedDataParallel net{module, own};
+        net(f64(1)).backward();
+        if (g.rank() == thrower)
+          module.in_forward = [&] { throw ValueError(str_cat("rank ", thrower, " saw red")); };
+        if (g.rank() == thrower || in_ddp)
+          net(f64(1)).backward();
+        else
+          own.barrier();
+      } catch (const Error& e) {
+        text = e.what();
+      }
+      require(contains(text, str_cat("rank ", thrower, " saw red")), text);
+      if (g.rank() != thrower)
+        for (const std::string& part : {str_cat("aborted by rank ", thrower),
+                                        std::string("the last one its forward threw: ")})
+          require(contains(text, part), "\"" + text + "\" lacks " + part);
+      require(ranks::now() - begin < 2.0 * ranks::kPatience, "the others were freed late");
+      g.barrier();
+    }
+}
+
+/// An exception that was dealt with is not named when another one ends the group.
+void a_forward_that_recovered(Group g) {
+  std::string text = "no error";
+  try {
+    const Group own(g.process_group().child());
+    Watched module;
+    DistributedDataParallel net{module, own};
+    module.in_forward = [] { throw ValueError("a passing fault"); };
+    refuses(g, {"a passing fault"}, [&] { net(f64(1)); });
+    module.in_forward = [] {};
+    net(f64(1)).backward();
+    if (g.rank() == 1) throw ValueError("rank 1 gave up");
+    net(f64(1)).backward();
+  } catch (const Error& e) {
+    text = e.what();
+  }
+  require(contains(text, g.rank() == 1 ? "gave up" : "aborted by rank 1"), text);
+  require(!contains(text, "passing fault"), text);
+  g.barrier();
+}
+
+/// A goodbye reaches the communicators of wrappers that still live: peers that train learn at once who has
+/// left, and the wrapper says what is wrong with it.
+void destroyed_under_a_wrapper(Group g) {
+  for (int leaver = 0; leaver < g.size(); ++leaver)
+    for (const bool group_first : {true, false}) {
+      std::optional<Group> own(Group(g.process_group().child()));
+      std::optional<DistributedDataParallel<Scalar>> net(std::in_place, Scalar{}, *own);
+      (*net)(f64(g.rank() + 1.0)).backward();
+      const auto text_of = [&](const std::function<void()>& f) -> std::string {
+        try {
+          f();
+        } catch (const DistError& e) {
+          return e.what();
+        }
+        return "no error";
+      };
+      if (g.rank() == leaver) own->destroy();
+      const double begin = ranks::now();
+      const std::string text = text_of([&] { (*net)(f64(1)).backward(); });
+      const std::string part =
+          g.rank() == leaver ? "was destroyed on this rank" : str_cat("rank ", leaver, " has left");
+      require(contains(text, part), "\"" + text + "\" lacks " + part);
+      require(contains(text, "DDP bucket 0 (w)"), "\"" + text + "\" names no bucket");
+      require(ranks::now() - begin < 2.0 * ranks::kPatience, "the news came late");
+      require(!net->module().w.grad().defined(), "a gradient is left after the error");
+      if (g.rank() == leaver) {
+        require(contains(text_of([&] { net->reduce_now(); }), part), "reduce_now after destroy");
+        require((*net)(f64(2)).item<double>() == 20, "forward needs nobody");
+        own->process_group().abort("which nobody hears any more");
+      }
+      group_first ? own.reset() : net.reset();
+      g.barrier();
+    }
+}
+
 /// The program ends with work under way, and says nothing.
 void no_destroy(Group g) {
   static Flight flight(g, true);
@@ -186,6 +282,9 @@ const std::vector<cases::Case>& cases::all() {
       {"a group that a rank has left is used", 3, use_after_a_goodbye},
       {"one rank aborts", 3, abort_on_one_rank},
       {"an exception leaves a group", 3, left_by_an_exception},
+      {"an exception of a forward leaves a group", 3, left_by_a_forward},
+      {"a forward that recovered", 2, a_forward_that_recovered},
+      {"a group destroyed under a living wrapper", 3, destroyed_under_a_wrapper},
       {.name = "no destroy at all",
        .size = 3,
        .body = no_destroy,

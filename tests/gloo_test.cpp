@@ -262,6 +262,10 @@ TEST_CASE("ranks that disagree are told so") {
 TEST_CASE("rank: late" * doctest::skip()) {
   const Group g = join();
   g.barrier();
+  const auto child = g.process_group().child();
+  child->note("of another group");
+  g.process_group().note("soon outdated");
+  if (g.rank() != 2) g.process_group().note(str_cat(g.rank(), " forwards"));
   const double begin = ranks::now();
   if (g.rank() != 1) {
     const std::string text = error_of<DistError>([&] {
@@ -269,7 +273,9 @@ TEST_CASE("rank: late" * doctest::skip()) {
                    {.timeout = Milliseconds(300), .label = "bucket 7"});
     });
     expect(text, {"all_reduce(avg) of f32 [3, 2], sequence number 2 (bucket 7)",
-                  "rank 1 did not arrive within 300 ms", "last completed: barrier"});
+                  "rank 1 did not arrive within 300 ms", "last completed: barrier",
+                  "; rank 0: 0 forwards; rank 1: 1 forwards; rank 2: soon outdated"});
+    require(text.find("another group") == std::string::npos, "a note of another group");
     require(ranks::now() - begin >= 0.3, "too early");
     ranks::below(begin, 2.5, "a deadline");
   } else {
@@ -304,6 +310,7 @@ TEST_CASE("rank: dies" * doctest::skip()) {
     require(std::regex_search(text, std::regex(str_cat("rank ", victim, " \\(pid [0-9]+\\)"))),
             text);
   ranks::below(begin, 2, "the news of a death");
+  for (int i = 0; i < 3; ++i) g.process_group().note("still there");  // with the store or without
   expect(error_of<DistError>([&] { g.barrier(); }), {"died"});
 }
 TEST_CASE("a rank that dies is named within two seconds") {

@@ -231,6 +231,8 @@ TEST_CASE("an abort reaches every host") {
 TEST_CASE("rank: late" * doctest::skip()) {
   const Group g = join();
   g.barrier();
+  g.process_group().note("soon outdated");
+  g.process_group().note(str_cat("here is ", g.rank()));
   const double begin = ranks::now();
   if (g.rank() == 3) {
     std::this_thread::sleep_for(Milliseconds(2500));
@@ -239,12 +241,79 @@ TEST_CASE("rank: late" * doctest::skip()) {
   }
   const std::string text = error_of<DistError>(
       [&] { g.barrier({.timeout = Milliseconds(400), .label = "the last one"}); });
-  expect(text, {"barrier, sequence number 2 (the last one)"});
+  expect(text, {"barrier, sequence number 2 (the last one)", "; rank 0: here is 0",
+                "; rank 1: here is 1", "; rank 2: here is 2; rank 3: here is 3"});
+  require(text.find("; rank 0") == text.rfind("; rank 0"), "notes came twice: " + text);
   require(ranks::now() - begin >= 0.39, "too early");
   ranks::below(begin, 3, "a deadline");
 }
 TEST_CASE("a deadline ends the wait on every host") {
   CHECK(ranks::failures(run({0, 0, 1, 1}, "rank: late")) == "");
+  CHECK(ranks::failures(run({0, 0, 1, 2}, "rank: late")) == "");
+}
+
+TEST_CASE("rank: goodbye under a wrapper" * doctest::skip()) {
+  const Group g = join();
+  DistributedDataParallel net{nn::Linear{3, 2}, g};
+  net(ones({1, 3})).sum().backward();
+  const int leaver = std::atoi(std::getenv("TEST_WHO"));
+  if (g.rank() == leaver) {
+    g.destroy();
+    expect(error_of<DistError>([&] {
+             net(ones({1, 3})).sum().backward();
+           }),
+           {"destroyed on this rank"});
+    std::this_thread::sleep_for(Milliseconds(4000));  // it lives on
+    return;
+  }
+  const double begin = ranks::now();
+  expect(error_of<DistError>([&] {
+           net(ones({1, 3})).sum().backward();
+         }),
+         {"has left", "DDP bucket 0 (weight"});
+  ranks::below(begin, 2, "a goodbye");
+}
+TEST_CASE("a goodbye under a living wrapper reaches every host") {
+  for (const char* who : {"1", "2", "3"}) {
+    CAPTURE(who);
+    CHECK(ranks::failures(run({0, 0, 1, 1}, "rank: goodbye under a wrapper",
+                              {.variables = {{"TEST_WHO", who}}})) == "");
+  }
+}
+
+namespace {
+struct Picky : nn::Module {
+  nn::Linear fc{3, 2};
+  Tensor forward(Tensor x) {  // [B, 3] to [B, 2]
+    LOCKSTEP_CHECK(x.numel() > 0, ValueError, "an empty batch");
+    return fc(x);
+  }
+  LOCKSTEP_MODULE(Picky, fc)
+};
+}  // namespace
+
+TEST_CASE("rank: forward throws" * doctest::skip()) {
+  const Group g = join();
+  const int who = std::atoi(std::getenv("TEST_WHO")), rank = g.rank();
+  const double begin = ranks::now();
+  std::string text = "no error";
+  try {
+    DistributedDataParallel net{Picky{}, g};
+    net(ones({1, 3})).sum().backward();
+    net(ones({rank == who ? 0 : 1, 3})).sum().backward();
+  } catch (const Error& e) {
+    text = e.what();
+  }
+  expect(text, {"an empty batch"});
+  if (rank != who) expect(text, {"left by an exception", str_cat("rank ", who).c_str()});
+  ranks::below(begin, 3, "the news of an exception");
+}
+TEST_CASE("what a forward threw is told on every host") {
+  for (const char* who : {"0", "3"}) {
+    CAPTURE(who);
+    CHECK(ranks::failures(
+              run({0, 0, 1, 1}, "rank: forward throws", {.variables = {{"TEST_WHO", who}}})) == "");
+  }
 }
 
 // ---- two network namespaces ----

@@ -230,6 +230,55 @@ TEST_CASE("rank: dies with a store" * doctest::skip()) {
   raise(SIGKILL);
 }
 
+TEST_CASE("what is told without an answer is there soon, and costs nothing where nobody listens") {
+  auto server = std::make_unique<Store>(options(0, 2, 0));
+  Store other(options(1, 2, server->port()));
+  const int descriptors = ranks::open_descriptors();
+  for (int i = 0; i < 1000; ++i) other.tell("a", std::to_string(i));
+  std::string seen;
+  for (int i = 0; i < 500 && seen != "999"; ++i) {
+    std::this_thread::sleep_for(Milliseconds(10));
+    seen = server->get("a");
+  }
+  CHECK(seen == "999");
+  CHECK(ranks::open_descriptors() <= descriptors + 4);  // one connection, and one for what waits
+  std::string waited;
+  std::thread waits([&] { waited = server->get("b", Milliseconds(20000)); });
+  other.tell("b", "came");
+  waits.join();
+  CHECK(waited == "came");
+  server.reset();
+  CHECK(seconds_of([&] {
+          for (int i = 0; i < 1000; ++i) other.tell("a", "b");
+        }) < 1);
+  CHECK(contains(error_of<DistError>([&] { other.set("a", "b"); }), "rank 0 has left"));
+}
+
+TEST_CASE("rank: stops with the server" * doctest::skip()) {
+  Store store(options(0, 2, std::atoi(std::getenv("TEST_PORT"))));
+  store.get("enough", Milliseconds(20000));
+  raise(SIGSTOP);
+}
+TEST_CASE("a server that is stopped holds nobody up who only tells") {
+  int port;
+  { port = Listener().port(); }
+  setenv("TEST_PORT", std::to_string(port).c_str(), 1);
+  std::vector<ranks::Ended> ended;
+  std::thread process([&] {
+    ended = ranks::run_ranks(2, "rank: stops with the server", {.deadline = 5, .only = {0}});
+  });
+  Store store(options(1, 2, port));
+  store.tell("a", "b");
+  store.set("enough", "1");
+  std::this_thread::sleep_for(Milliseconds(300));
+  const std::string large(1000, 'x');
+  CHECK(seconds_of([&] {  // more than any buffer takes
+          for (int i = 0; i < 30000; ++i) store.tell("a", large);
+        }) < 2 * ranks::kPatience);
+  process.join();  // which kills it at the deadline
+  CHECK(ended[0].hung);
+}
+
 TEST_CASE("the server leaves, or dies") {
   auto server = std::make_unique<Store>(options(0, 2, 0));
   Store other(options(1, 2, server->port()));

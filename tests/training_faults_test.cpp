@@ -119,6 +119,9 @@ TEST_CASE("rank: fault" * doctest::skip()) {
     g.process_group().abort(text);  // as the unwinding of the last handle does
   } else {
     CHECK_MESSAGE(contains(text, str_cat("rank ", victim)), text);
+    if (fault.mode == "throw") CHECK_MESSAGE(contains(text, "the victim gave up"), text);
+    if (fault.point == "forward" || fault.point == "backward")  // where DDP alone communicates
+      CHECK_MESSAGE(contains(text, "DDP bucket "), text);
     const double most =
         fault.mode == "stop" ? kDeadline + 2 * ranks::kPatience : 2 * ranks::kPatience;
     CHECK_MESSAGE(after - then <= most, str_cat(after - then, " s: ", text));

@@ -25,6 +25,17 @@ NamedTensors without(const NamedTensors& all, const std::vector<std::string>& ig
   return rest;
 }
 
+/// What is being handled.
+std::string text_of_exception() {
+  try {
+    if (std::current_exception()) throw;
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+  }
+  return "an exception";
+}
+
 }  // namespace
 
 // ---- construction ----
@@ -118,6 +129,15 @@ void Reducer::forward_starts() {
 
 void Reducer::forward_ends() {
   if (is_grad_enabled()) stats_.forward = now() - forward_started_;
+}
+
+void Reducer::remember_failure(std::string_view where) {
+  const std::string text = str_cat("the last one its ", where, " threw: ", text_of_exception());
+  for (const auto& group : {users_group_, group_}) group->remember_failure(text);
+}
+
+void Reducer::forget_failure() {
+  for (const auto& group : {users_group_, group_}) group->remember_failure({});
 }
 
 /// What peers that wait for this rank can say of it.
@@ -231,34 +251,12 @@ void Reducer::fill_without_arrival(int parameter) {
   }
 }
 
-ControlRecord Reducer::record_of_round() const {
-  ControlRecord record{.forwards = forwards_, .local_backwards = local_backwards_};
-  if (join_) record.join = shadowing_ ? ControlRecord::Join::finished : ControlRecord::Join::active;
-  record.used = reached_;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Tensor& gradient = parameters_[i].leaf->gradient;
-    // zero_grad and assignment since a local backward have taken its contributions away.
-    record.used[i] |= unreduced_[i] && gradient.defined() && gradient.is_same(slots_[i]);
-    record.trainable.push_back(parameters_[i].parameter.requires_grad());
-  }
-  for (size_t i = 0; i < frozen_.size() && record.unfrozen < 0; ++i)
-    if (frozen_[i].second.requires_grad()) record.unfrozen = static_cast<int32_t>(i);
-  return record;
-}
-
-/// A static graph repeats each rank's first record, so that none need be sent where sending costs.
-bool Reducer::posts_records() const {
-  const bool is_known = !first_.empty() && std::none_of(first_.begin(), first_.end(),
-                                                        [](auto& r) { return r.is_finished(); });
-  return !options_.static_graph || !is_known || join_ || group_->records_are_free();
-}
-
 void Reducer::launch(size_t b) {
   const Bucket& bucket = buckets_[b];
   if (b == 0) {
     mine_ = record_of_round();
     if (posts_records())
-      group_->post(++epoch_, mine_.encode());
+      post_record();
     else
       check_graph();
   }
@@ -304,6 +302,7 @@ void Reducer::note_completed() {
 
 void Reducer::backward_ends(bool failed) {
   const Phase phase = std::exchange(phase_, Phase::idle);
+  if (failed) remember_failure("backward");
   if (phase == Phase::local) {
     ++local_backwards_;
     ++stats_.local_backwards;
@@ -313,14 +312,8 @@ void Reducer::backward_ends(bool failed) {
   // Nothing is posted before the first launch: the next synchronised backward takes this one's
   // place.
   if (next_launch_ == 0) return;
-  std::string reason = "an exception";
-  try {
-    if (std::current_exception()) std::rethrow_exception(std::current_exception());
-  } catch (const std::exception& e) {
-    reason = e.what();
-  } catch (...) {
-  }
-  group_->abort(str_cat("rank ", group_->rank(), " failed inside DDP's backward: ", reason));
+  group_->abort(
+      str_cat("rank ", group_->rank(), " failed inside DDP's backward: ", text_of_exception()));
   drop_gradients();
 }
 

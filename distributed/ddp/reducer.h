@@ -34,6 +34,8 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   /// synchronised.
   void forward_starts();
   void forward_ends();
+  /// While an exception is handled that is on its way to the program, and maybe past the group.
+  void remember_failure(std::string_view where);
   SyncFlag& flag() { return flag_; }
   /// A synchronised backward without a graph: reduces what local backwards left. `empty`: this rank
   /// had nothing to accumulate, so its gradients are zero and count as used.
@@ -74,12 +76,16 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   void reset_round(std::span<Leaf* const> reached);
   ControlRecord record_of_round() const;
   bool posts_records() const;
+  void post_record();
+  void collect_records();
+  [[noreturn]] void fail_about_records(const DistError& e) const;
   void check_graph() const;
   void launch(size_t bucket);
   WorkPtr reduce(size_t bucket);
   void fill_without_arrival(int parameter);
   void note_completed();
   void note_standing();
+  void forget_failure();
 
   // its end
   void finish_round();

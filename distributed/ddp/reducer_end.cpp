@@ -15,6 +15,7 @@ void Reducer::finish_round() {
     end_counts();
     check_records();
   } catch (...) {
+    remember_failure("backward");
     drop_gradients();
     end_counts();
     throw;
@@ -24,6 +25,7 @@ void Reducer::finish_round() {
   remember_graph();
   if (!std::exchange(rebuilt_, true)) rebuild_buckets();
   note_standing();
+  forget_failure();
 }
 
 /// What a static graph repeats: of each rank its first record with inputs, inside join or not.
@@ -46,9 +48,7 @@ void Reducer::complete_round() {
         stats_.buckets[b].seconds = now() - launched_at_[b];
     }
     records_.clear();
-    if (posts_records())
-      for (const auto& bytes : group_->collect(epoch_))
-        records_.push_back(ControlRecord::decode(bytes, parameters_.size()));
+    if (posts_records()) collect_records();
     if (join_ && options_.broadcast_buffers && lowest_active() >= 0) exchange_buffers();
     if (buffer_work_) buffer_work_->wait();
   } catch (const std::exception& e) {

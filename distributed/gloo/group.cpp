@@ -110,9 +110,9 @@ void Queue::close(const std::function<void()>& idle) {
 
 GlooGroup::~GlooGroup() {
   try {
-    if (!destroyed_ && std::uncaught_exceptions() > exceptions_at_birth_)
-      abort("it was left by an exception");
-    destroy();
+    if (std::uncaught_exceptions() > exceptions_at_birth_)
+      abort("it was left by an exception" + failure_text());
+    leave();
   } catch (...) {
     // Nobody is left to hear of it.
   }
@@ -157,7 +157,7 @@ std::shared_ptr<ProcessGroup> GlooGroup::child() {
   check_usable("child");
   GlooSetup setup = session_->setup();
   setup.name += str_cat(".", ++groups_);
-  return make(std::move(setup));
+  return children_.add(make(std::move(setup)));
 }
 
 std::shared_ptr<ProcessGroup> GlooGroup::new_group(const std::vector<int>& ranks) {
@@ -179,18 +179,29 @@ std::shared_ptr<ProcessGroup> GlooGroup::new_group(const std::vector<int>& ranks
   return make_together(setup, mine >= 0, [this](const GlooSetup& s) { return make(s); });
 }
 
+void GlooGroup::note(std::string_view text) {
+  if (!destroyed_) session_->note(text);
+}
+
 void GlooGroup::abort(const std::string& text) {
+  if (left_) return;
   const int job_rank = session_->setup().ranks[static_cast<size_t>(rank())];
   session_->abort(str_cat("aborted by rank ", job_rank, ": ", text));
 }
 
 void GlooGroup::destroy() {
+  children_.destroy();
+  leave();
+}
+
+void GlooGroup::leave() {
   {
     std::lock_guard lock(mutex_);
-    if (std::exchange(destroyed_, true)) return;
+    if (destroyed_.exchange(true)) return;
   }
   for (auto& [which, queue] : queues_) queue.close([this] { session_->look(); });
   session_->leave();
+  left_ = true;
 }
 
 }  // namespace lockstep::dist::gloo_backend

@@ -3,12 +3,14 @@
 // holds up nothing else. Threads start with the first call that needs them.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <map>
 #include <mutex>
 #include <thread>
 
+#include <lockstep/distributed/children.h>
 #include <lockstep/distributed/gloo/session.h>
 
 namespace lockstep::dist::gloo_backend {
@@ -68,19 +70,23 @@ class GlooGroup final : public ProcessGroup {
   WorkPtr start(Collective call) override;
   std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks) override;
   std::shared_ptr<ProcessGroup> child() override;
+  void note(std::string_view text) override;
   void abort(const std::string& text) override;
   void destroy() override;
 
  private:
   std::shared_ptr<ProcessGroup> make(GlooSetup setup) const;
   void check_usable(std::string_view what) const;
+  void leave();
 
   std::shared_ptr<Session> session_;
   std::mutex mutex_;
   std::map<int, Queue> queues_;        // -1: collectives; else 2 * rank, + 1 for what comes
   std::map<int, uint64_t> sequences_;  // by queue
   int groups_ = 0;                     // made from this one
-  bool destroyed_ = false;
+  Children children_;
+  std::atomic<bool> destroyed_{false};  // from the beginning of its end
+  std::atomic<bool> left_{false};       // the others have heard goodbye
   int exceptions_at_birth_ = std::uncaught_exceptions();
 };
 

@@ -8,6 +8,7 @@
 #include <future>
 
 #include <lockstep/distributed/gloo/exchange.h>
+#include <lockstep/distributed/store/notes.h>
 #include <lockstep/distributed/store/wire.h>
 
 namespace lockstep::dist::gloo_backend {
@@ -220,7 +221,7 @@ void Session::look() {
     // Without its store rank 0 is gone, which the next lines find.
   }
   const std::string gone = who_is_gone(kLastBreath);
-  if (gone.find("died") != std::string::npos) stop(gone);
+  if (gone.find("died") != std::string::npos) stop(gone + notes());
 }
 
 // The ranks of this group that died, or else that left.
@@ -262,7 +263,8 @@ std::string Session::diagnose(const NumberedCall& call, const std::string& what,
     const Clock::time_point until = Clock::now() + (late ? kOthersTime : kReasonTime);
     do {
       if (const auto why = setup_.store->try_get(key("end"))) return *why;
-      if (const std::string gone = who_is_gone(Milliseconds(0)); !gone.empty()) return gone;
+      if (const std::string gone = who_is_gone(Milliseconds(0)); !gone.empty())
+        return gone + notes();
       for (int r = 0; r < size() && late; ++r) {
         if (r == rank() || others.contains(r)) continue;
         if (const auto theirs = setup_.store->try_get(key("last", r))) others[r] = *theirs;
@@ -274,7 +276,7 @@ std::string Session::diagnose(const NumberedCall& call, const std::string& what,
     const std::string gone = who_is_gone(Milliseconds(0));
     return gone.empty() ? e.what() : gone;
   }
-  return late ? disagreement(call, others) : what;
+  return late ? disagreement(call, others) + notes() : what;
 }
 
 std::string Session::disagreement(const NumberedCall& call,
@@ -333,6 +335,12 @@ std::string Session::conclude(const std::string& text) {
 }
 
 void Session::abort(const std::string& text) { conclude(text); }
+
+void Session::note(std::string_view text) {
+  leave_note(*setup_.store, setup_.name, job_rank(rank()), text);
+}
+
+std::string Session::notes() const { return read_notes(*setup_.store, setup_.name, setup_.ranks); }
 
 void Session::leave() noexcept {
   try {

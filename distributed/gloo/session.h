@@ -49,6 +49,8 @@ class Session {
   /// A deadline passed while somebody waited.
   void be_late();
   void abort(const std::string& text);
+  /// What the others' errors shall say of this rank.
+  void note(std::string_view text);
   /// Tells the others that this rank is done, and closes its connections. No call may be under way.
   void leave() noexcept;
   /// Why nothing works any more; empty while it does.
@@ -62,6 +64,7 @@ class Session {
   std::string who_is_gone(Milliseconds at_least);
   std::string disagreement(const NumberedCall& call,
                            const std::map<int, std::string>& others) const;
+  std::string notes() const;
   std::string conclude(const std::string& text);
   void stop(const std::string& text);
   std::string key(std::string_view what) const { return str_cat(setup_.name, "/", what); }

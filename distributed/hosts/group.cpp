@@ -1,14 +1,15 @@
 // HostGroup: each kind of collective as a plan of three stages.
-#include <lockstep/distributed/hash.h>
 #include <lockstep/distributed/hosts/group.h>
 
 #include <algorithm>
 #include <cstring>
 #include <thread>
 
+#include <lockstep/distributed/hash.h>
 #include <lockstep/distributed/log.h>
 #include <lockstep/distributed/scale.h>
 #include <lockstep/distributed/single_group.h>
+#include <lockstep/distributed/store/notes.h>
 #include <lockstep/distributed/strided.h>
 
 namespace lockstep::dist {
@@ -62,9 +63,9 @@ HostGroup::HostGroup(HostParts parts) : parts_(std::move(parts)) {
 
 HostGroup::~HostGroup() {
   try {
-    if (!destroyed_ && std::uncaught_exceptions() > exceptions_at_birth_)
-      abort("it was left by an exception");
-    destroy();
+    if (std::uncaught_exceptions() > exceptions_at_birth_)
+      abort("it was left by an exception" + failure_text());
+    flush();  // the parts say goodbye when they go
   } catch (...) {
     // Nobody is left to hear of it.
   }
@@ -352,8 +353,8 @@ std::shared_ptr<ProcessGroup> HostGroup::child() {
   if (parts.gather) parts.gather = parts_.gather->child();
   if (parts.spread) parts.spread = parts_.spread->child();
   if (parts.leaders) parts.leaders = parts_.leaders->child();
-  parts.leaders_name += str_cat(".", ++children_);  // as a group over Gloo names its children
-  return std::make_shared<HostGroup>(std::move(parts));
+  parts.leaders_name += str_cat(".", ++child_count_);  // as a group over Gloo names its children
+  return children_.add(std::make_shared<HostGroup>(std::move(parts)));
 }
 
 Ref<Storage> HostGroup::allocate(size_t bytes) {
@@ -362,7 +363,13 @@ Ref<Storage> HostGroup::allocate(size_t bytes) {
 }
 
 void HostGroup::note(std::string_view text) {
-  if (parts_.gather) parts_.gather->note(text);
+  if (!destroyed_) leave_note(*parts_.store, notes_name(), rank(), text);
+}
+
+std::string HostGroup::notes() const {
+  std::vector<int> all;
+  for (int r = 0; r < size_; ++r) all.push_back(r);
+  return read_notes(*parts_.store, notes_name(), all);
 }
 
 void HostGroup::progress() {
@@ -391,6 +398,9 @@ std::string HostGroup::tell_everybody(const std::string& text, bool within_host)
                      here()[static_cast<size_t>(place)]);
     why += "]";
   }
+  // Not to what has been told to everybody, and not to what somebody wanted.
+  const std::string said = why.find("aborted by") == std::string::npos ? notes() : std::string();
+  if (why.find(said) == std::string::npos) why += said;
   try {
     parts_.store->set_once(str_cat(parts_.leaders_name, "/end"), why);
   } catch (const DistError&) {
@@ -403,14 +413,21 @@ std::string HostGroup::tell_everybody(const std::string& text, bool within_host)
 }
 
 void HostGroup::abort(const std::string& text) {
+  if (left_) return;
   engine_->fail(str_cat("aborted by rank ", rank(), ": ", text));
 }
 
 void HostGroup::destroy() {
-  if (std::exchange(destroyed_, true)) return;
-  engine_->flush();
+  children_.destroy();
+  flush();
   for (const auto& group : {parts_.gather, parts_.spread, parts_.leaders, flat_})
     if (group) group->destroy();
+}
+
+void HostGroup::flush() {
+  if (std::exchange(destroyed_, true)) return;
+  engine_->flush();
+  left_ = true;
   log_info(str_cat("rank ", rank(), " sent ", traffic_.shm, " bytes by shm, ", traffic_.gloo,
                    " by gloo"));
 }

@@ -3,6 +3,9 @@
 // network once per host, not once per rank.
 #pragma once
 
+#include <atomic>
+
+#include <lockstep/distributed/children.h>
 #include <lockstep/distributed/gloo/plugin.h>
 #include <lockstep/distributed/hosts/operation.h>
 
@@ -54,6 +57,9 @@ class LOCKSTEP_API HostGroup final : public ProcessGroup {
   const std::vector<int>& here() const { return parts_.hosts[static_cast<size_t>(parts_.host)]; }
   int host_of(int rank) const;
   void check_usable(std::string_view what) const;
+  void flush();
+  std::string notes_name() const { return parts_.leaders_name + "/all"; }
+  std::string notes() const;
   std::string tell_everybody(const std::string& text, bool within_host);
   std::shared_ptr<ProcessGroup> flat();
   GlooSetup gloo_setup(std::string name) const;
@@ -75,9 +81,11 @@ class LOCKSTEP_API HostGroup final : public ProcessGroup {
   std::shared_ptr<HostEngine> engine_;
   std::shared_ptr<ProcessGroup> flat_;
   uint64_t sequence_ = 0;
-  int children_ = 0, groups_ = 0;
+  int child_count_ = 0, groups_ = 0;
+  Children children_;
   Traffic traffic_;
-  bool destroyed_ = false;
+  bool destroyed_ = false;         // from the beginning of its end
+  std::atomic<bool> left_{false};  // the others have heard goodbye
   int exceptions_at_birth_ = std::uncaught_exceptions();
 };
 

@@ -171,6 +171,7 @@ void Communicator::note(std::string_view text) const {
 }
 
 void Communicator::abort(const std::string& text) {
+  if (destroyed_) return;  // the others have heard goodbye
   poison(str_cat("aborted by rank ", rank_, ": ", text));
   engine_->progress();
 }

@@ -43,7 +43,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void abort(const std::string& text);
   /// Completes what is under way (or lets it fail) and says goodbye. Never throws.
   void destroy() noexcept;
-  bool destroyed() const { return destroyed_; }
 
   // ---- with the engine's mutex held ----
 

@@ -8,10 +8,10 @@ namespace lockstep::dist {
 void Communicator::post(uint64_t epoch, std::span<const std::byte> record) {
   LOCKSTEP_CHECK(record.size() <= kRecordBytes, ValueError, "post: a record has at most ",
                  kRecordBytes, " bytes, this one has ", record.size());
+  if (!usable()) refuse("post");
   LOCKSTEP_CHECK(posted_ == 0 || (epoch == posted_ && collected_ == posted_), ValueError,
                  "post: epochs grow by one, and each is collected before the next is posted; got ",
                  epoch, " after ", posted_ - 1);
-  if (!usable()) refuse("post");
   Record& mine = area_.record(epoch, rank());
   mine.bytes = record.size();
   if (!record.empty()) std::memcpy(mine.data, record.data(), record.size());

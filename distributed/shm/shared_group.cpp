@@ -25,9 +25,8 @@ SharedGroup::SharedGroup(std::string_view backend, std::shared_ptr<Communicator>
 
 SharedGroup::~SharedGroup() {
   const bool unwinding = std::uncaught_exceptions() > exceptions_at_birth_;
-  if (unwinding && communicator_->engine().peers().first()->is_here() &&
-      !communicator_->destroyed())
-    communicator_->abort("it was left by an exception");
+  if (unwinding && communicator_->engine().peers().first()->is_here())
+    communicator_->abort("it was left by an exception" + failure_text());
   communicator_->destroy();
 }
 
@@ -49,7 +48,8 @@ std::shared_ptr<ProcessGroup> SharedGroup::new_group(const std::vector<int>& ran
 }
 
 std::shared_ptr<ProcessGroup> SharedGroup::child() {
-  return std::shared_ptr<ProcessGroup>(new SharedGroup(backend_, communicator_->child()));
+  return children_.add(
+      std::shared_ptr<ProcessGroup>(new SharedGroup(backend_, communicator_->child())));
 }
 Ref<Storage> SharedGroup::allocate(size_t bytes) { return communicator_->allocate(bytes); }
 void SharedGroup::post(uint64_t epoch, std::span<const std::byte> record) {
@@ -61,6 +61,9 @@ std::vector<std::vector<std::byte>> SharedGroup::collect(uint64_t epoch) {
 void SharedGroup::note(std::string_view text) { communicator_->note(text); }
 void SharedGroup::progress() { communicator_->engine().progress(); }
 void SharedGroup::abort(const std::string& text) { communicator_->abort(text); }
-void SharedGroup::destroy() { communicator_->destroy(); }
+void SharedGroup::destroy() {
+  children_.destroy();
+  communicator_->destroy();
+}
 
 }  // namespace lockstep::dist

@@ -2,7 +2,7 @@
 // alike. The work is the Communicator's.
 #pragma once
 
-#include <lockstep/distributed/process_group.h>
+#include <lockstep/distributed/children.h>
 #include <lockstep/distributed/shm/peers.h>
 
 namespace lockstep::dist {
@@ -40,6 +40,7 @@ class LOCKSTEP_API SharedGroup final : public ProcessGroup {
 
   std::string_view backend_;
   std::shared_ptr<Communicator> communicator_;
+  Children children_;
   int exceptions_at_birth_ = std::uncaught_exceptions();
 };
 

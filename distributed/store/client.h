@@ -32,6 +32,8 @@ class Store::Client {
     std::string body;
   };
   Answer ask(StoreRequest request);
+  /// Sends one that has no answer, if that can be done at once.
+  void tell(const StoreRequest& request);
 
   const Credentials& mine() const { return mine_; }
   Milliseconds timeout() const { return timeout_; }
@@ -60,6 +62,10 @@ class Store::Client {
   int main_ = -1;         // its descriptor
   Loss loss_ = Loss::none;
   std::multiset<Clock::time_point> pending_;  // when the answers under way are late
+
+  std::mutex tell_mutex_;
+  Fd told_;  // the connection of what has no answer, so that nothing waits behind an answer
+  bool deaf_ = false;  // it could not be opened, or broke
 };
 
 }  // namespace lockstep::dist

@@ -62,7 +62,7 @@ class StoreData {
  public:
   bool has(const std::string& key) const { return values_.contains(key); }
 
-  /// set, set_once, add and remove.
+  /// set, tell, set_once, add and remove.
   std::string apply(const StoreRequest& r) {
     using store_wire::Op;
     using store_wire::Reply;
@@ -70,6 +70,7 @@ class StoreData {
     const auto found = values_.find(key);
     switch (r.op) {
       case Op::set:
+      case Op::tell:
         return put(key, r.value) ? reply(Reply::ok) : full();
       case Op::set_once:
         if (found != values_.end()) return reply(Reply::ok, found->second);

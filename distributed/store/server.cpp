@@ -277,7 +277,8 @@ class StoreServer::Loop {
         if (c.main) seats_[static_cast<size_t>(c.rank)].left = true;
         return c.answer(reply(Reply::ok));
       default:
-        c.answer(data_.apply(*request));
+        if (std::string answer = data_.apply(*request); request->op != Op::tell)
+          c.answer(std::move(answer));
         for (Client& other : clients_)
           if (other.waiting && other.waiting->op == Op::get) advance(other, *other.waiting);
         return;
