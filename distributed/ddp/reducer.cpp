@@ -73,7 +73,8 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
     order[i] = static_cast<int>(n - 1 - i);  // backward reaches the last first
   buckets_ = plan_buckets(parameters_, order, caps_);
   place_buckets(*group_, parameters_, buckets_, slots_);
-  for (std::vector<char>* flags : {&reached_, &arrived_, &unreduced_}) flags->assign(n, 0);
+  reached_.assign(n, 0);
+  arrived_.assign(n, 0);
   for (size_t i = 0; i < n; ++i) watch(i);
 }
 
@@ -108,7 +109,7 @@ uint64_t Reducer::parameter_versions() const {
 
 void Reducer::forward_starts() {
   if (!is_grad_enabled()) return;
-  follow_changes();
+  check_slots();
   ++forwards_;
   ++stats_.forwards;
   flag_.forward_starts();
@@ -130,21 +131,15 @@ void Reducer::note_standing() {
   group_->note({text, static_cast<size_t>(std::clamp(n, 0, 63))});
 }
 
-/// A parameter that was frozen and trains again has a new leaf: it is watched like the old one. One
-/// that changed its dtype or device no longer fits its slot.
-void Reducer::follow_changes() {
+/// A parameter that changed its dtype or device no longer fits its slot.
+void Reducer::check_slots() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    Replicated& p = parameters_[i];
+    const Replicated& p = parameters_[i];
     LOCKSTEP_CHECK(
         p.parameter.dtype() == slots_[i].dtype() && p.parameter.device() == slots_[i].device(),
         DistError, "DDP: ", p.name, " was ", slots_[i].dtype(), " on ", slots_[i].device(),
         " when it was wrapped and is ", p.parameter.dtype(), " on ", p.parameter.device(),
         " now; move the module first, then wrap it");
-    Leaf* leaf = p.parameter.leaf();
-    if (!leaf || leaf == p.leaf.get()) continue;
-    release(p);
-    p.leaf = Ref<Leaf>(leaf);
-    watch(i);
   }
 }
 
@@ -153,6 +148,7 @@ void Reducer::watch(size_t i) {
   leaf.slot = slots_[i];
   leaf.watcher = this;
   leaf.watcher_index = static_cast<int>(i);
+  leaf.accumulated = false;
 }
 
 void Reducer::release(Replicated& p) {
@@ -203,10 +199,6 @@ void Reducer::reset_round(std::span<Leaf* const> reached) {
 
 void Reducer::leaf_ready(Leaf& leaf) {
   const auto i = static_cast<size_t>(leaf.watcher_index);
-  if (phase_ == Phase::local) {
-    unreduced_[i] = 1;
-    return;
-  }
   if (phase_ != Phase::syncing || arrived_[i]) return;
   group_->progress();
   note_completed();
@@ -226,7 +218,7 @@ void Reducer::fill_without_arrival(int parameter) {
   if (!leaf.gradient.defined()) {
     slots_[i].zero_();
   } else {
-    kept_[i] = leaf.gradient.is_same(slots_[i]) ? slots_[i].clone() : leaf.gradient;
+    if (&leaf.gradient.storage() == &slots_[i].storage()) kept_[i] = slots_[i].clone();
     if (!leaf.gradient.is_same(slots_[i])) slots_[i].copy_(leaf.gradient);
   }
 }
@@ -234,12 +226,11 @@ void Reducer::fill_without_arrival(int parameter) {
 ControlRecord Reducer::record_of_round() const {
   ControlRecord record{.forwards = forwards_, .local_backwards = local_backwards_};
   if (join_) record.join = shadowing_ ? ControlRecord::Join::finished : ControlRecord::Join::active;
-  record.used = reached_;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Tensor& gradient = parameters_[i].leaf->gradient;
-    // zero_grad and assignment since a local backward have taken its contributions away.
-    record.used[i] |= unreduced_[i] && gradient.defined() && gradient.is_same(slots_[i]);
-    record.trainable.push_back(parameters_[i].parameter.requires_grad());
+    const bool trains = parameters_[i].parameter.requires_grad();
+    // What local backwards left in a frozen parameter waits until it trains again.
+    record.used.push_back(reached_[i] || (trains && parameters_[i].leaf->accumulated));
+    record.trainable.push_back(trains);
   }
   for (size_t i = 0; i < frozen_.size() && record.unfrozen < 0; ++i)
     if (frozen_[i].second.requires_grad()) record.unfrozen = static_cast<int32_t>(i);
