@@ -104,10 +104,13 @@ class Backward {
     auto visit = [&](Node* n) {
       Task& task = tasks_[n];
       if (!task.needed || task.pending++ > 0) return;
-      if (Leaf* leaf = n->as_leaf())
-        leaves_.push_back(leaf);
-      else
+      Leaf* leaf = n->as_leaf();
+      if (!leaf)
         stack.push_back(n);
+      else if (leaf->frozen)  // after the graph was made
+        task.needed = false;
+      else
+        leaves_.push_back(leaf);
     };
     for (const Ref<Node>& root : roots_) visit(root.get());
     while (!stack.empty()) {
@@ -197,9 +200,10 @@ class Backward {
       const Ref<Node>& input = node_.inputs[static_cast<size_t>(i)];
       Leaf* leaf = input ? input->as_leaf() : nullptr;
       if (!leaf || !leaf->slot.defined() || leaf->gradient.defined() || walk_.create_ ||
-          walk_.capturing_ || walk_.tasks_[leaf].gradient.defined())
+          walk_.capturing_)
         return Tensor();
-      return leaf->slot;
+      const Task& task = walk_.tasks_[leaf];
+      return task.needed && !task.gradient.defined() ? leaf->slot : Tensor();
     }
     void set(int i, Tensor g) override {
       if (!needed(i)) return;

@@ -58,7 +58,7 @@ bool Accumulation::finish(bool close) {
   } else {
     NoGradGuard guard;
     for (const Tensor& p : parameters_)
-      if (Tensor g = p.grad(); g.defined()) g.mul_(factor);
+      if (Tensor g = p.grad(); g.defined() && p.requires_grad()) g.mul_(factor);
   }
   return true;
 }

@@ -149,15 +149,8 @@ void Module::train(bool on) {
   for (auto& [name, m] : named_modules()) m->training_ = on;
 }
 void Module::zero_grad(bool set_to_none) {
-  const NoGradGuard guard;
-  for (Tensor& p : parameters()) {
-    Tensor g = p.grad();
-    if (!g.defined()) continue;
-    if (set_to_none)
-      p.set_grad({});
-    else
-      p.set_grad(g.detach().zero_());
-  }
+  for (const Tensor& p : parameters())
+    if (const Ref<Leaf>& leaf = p.body().leaf) leaf->zero_grad(set_to_none);
 }
 void Module::requires_grad_(bool on) {
   for (Tensor& p : parameters()) p.requires_grad_(on);
@@ -179,7 +172,7 @@ void convert(const Tensor& t, Target target) {
   body.offset = with.body().offset;
   body.strides = with.strides();
   body.dtype = with.dtype();
-  if (Leaf* leaf = t.leaf()) {
+  if (const Ref<Leaf>& leaf = body.leaf) {
     leaf->dtype = with.dtype();
     leaf->device = with.device();
     if (leaf->gradient.defined()) leaf->gradient = leaf->gradient.detach().to(target);

@@ -27,16 +27,8 @@ Optimizer::Optimizer(std::vector<std::vector<Tensor>> groups)
 }
 
 void Optimizer::zero_grad(bool set_to_none) {
-  const NoGradGuard guard;
-  for (Param& p : params_) {
-    if (!p.tensor.leaf()) continue;
-    const Tensor g = p.tensor.grad();
-    if (!g.defined()) continue;
-    if (set_to_none)
-      p.tensor.set_grad({});
-    else
-      p.tensor.set_grad(g.detach().zero_());
-  }
+  for (const Param& p : params_)
+    if (const Ref<Leaf>& leaf = p.tensor.body().leaf) leaf->zero_grad(set_to_none);
 }
 
 std::vector<Tensor> Optimizer::params(int group) const {

@@ -61,11 +61,21 @@ void Leaf::accumulate(Tensor g, bool may_take) {
   } else {
     gradient.add_(g);
   }
+  accumulated = true;
   if (!post_hooks.empty() && owner) {
     const Tensor self{Ref<TensorBody>(owner)};
     for (auto& [id, hook] : std::vector(post_hooks)) hook(self);
   }
   if (watcher) watcher->leaf_ready(*this);
+}
+
+void Leaf::zero_grad(bool set_to_none) {
+  accumulated = false;
+  if (set_to_none) gradient = Tensor();
+  if (!gradient.defined()) return;
+  const NoGradGuard guard;
+  if (gradient.requires_grad()) gradient = gradient.detach();  // made with create_graph
+  gradient.zero_();
 }
 
 const Tensor& SavedTensor::unpack(const char* op) const {

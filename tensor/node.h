@@ -3,6 +3,7 @@
 // collects a gradient. The walk over the graph lives in autograd/engine.cpp.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <span>
@@ -77,9 +78,15 @@ struct LOCKSTEP_API Leaf final : Node {
   /// Adds a complete contribution to the gradient, then runs the post hooks. `may_take` says that
   /// nobody else holds the tensor, so it can become the gradient as it is.
   void accumulate(Tensor gradient, bool may_take);
+  /// What zero_grad does to one tensor: its gradient becomes undefined, or zeros in place.
+  void zero_grad(bool set_to_none);
 
   TensorBody* owner;  // the tensor; null once it is gone
   Tensor gradient;
+  bool accumulated = false;  // a backward has added to it since it was cleared, assigned or reduced
+  /// The tensor does not require grad for now. Atomic, because a thread may freeze what is part of
+  /// the graph that another walks.
+  std::atomic<bool> frozen{false};
   Tensor slot;  // where the first contribution is to be written (DDP's bucket); or undefined
   BackwardWatcher* watcher = nullptr;
   int watcher_index = 0;  // the watcher's own number for this leaf

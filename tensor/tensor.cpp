@@ -11,9 +11,7 @@ namespace lockstep {
 
 TensorBody::~TensorBody() {
   if (is_view && storage) storage->count_view(-1);
-  // Only a leaf that is still ours points back here.
-  if (node)
-    if (Leaf* leaf = node->as_leaf(); leaf && leaf->owner == this) leaf->owner = nullptr;
+  if (leaf) leaf->owner = nullptr;
 }
 
 // ---- what it is ----
@@ -67,21 +65,20 @@ Tensor& Tensor::requires_grad_(bool on) {
                  "; use detach()");
   LOCKSTEP_CHECK(!on || is_floating(b.dtype), DTypeError,
                  "requires_grad_: only floating tensors have gradients, this one is ", b.dtype);
-  if (on && !b.node) b.node = make_ref<Leaf>(&b);
-  if (!on && b.node) {
-    leaf()->owner = nullptr;
-    b.node = nullptr;
-  }
+  if (on == requires_grad()) return *this;
+  if (!b.leaf) b.leaf = make_ref<Leaf>(&b);
+  b.leaf->frozen = !on;
+  b.node = on ? b.leaf : nullptr;
   return *this;
 }
 
 Tensor Tensor::grad() const {
-  const Leaf* l = leaf();
+  const Ref<Leaf>& l = body().leaf;
   return l ? l->gradient : Tensor();
 }
 
 void Tensor::set_grad(const Tensor& grad) const {
-  Leaf* l = leaf();
+  const Ref<Leaf>& l = body().leaf;
   LOCKSTEP_CHECK(l, AutogradError, "set_grad: the tensor is not a leaf that requires grad");
   if (grad.defined()) {
     LOCKSTEP_CHECK(grad.shape() == shape(), ShapeError, "set_grad: the gradient has shape ",
@@ -91,6 +88,8 @@ void Tensor::set_grad(const Tensor& grad) const {
     LOCKSTEP_CHECK(grad.device() == device(), DeviceError, "set_grad: the gradient is on ",
                    grad.device(), ", the tensor on ", device());
   }
+  // `p.set_grad(p.grad().mul_(2))` scales what is there.
+  if (!grad.is_same(l->gradient)) l->accumulated = false;
   l->gradient = grad;
 }
 

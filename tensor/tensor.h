@@ -60,8 +60,8 @@ class LOCKSTEP_API HookHandle {
   std::function<void()> remove_;
 };
 
-/// The body a Tensor points to. `node` is where it came from: an op's Node, a Leaf, or null when
-/// nothing differentiates through it.
+/// The body a Tensor points to. `node` is where it came from: an op's Node, its `leaf`, or null when
+/// nothing differentiates through it. A frozen tensor has no node and keeps its leaf.
 struct LOCKSTEP_API TensorBody final : RefCounted {
   Ref<Storage> storage;
   int64_t offset = 0;  // in elements
@@ -70,6 +70,7 @@ struct LOCKSTEP_API TensorBody final : RefCounted {
   DType dtype = DType::f32;
   bool is_view = false;  // counted in storage->views()
   Ref<Node> node;
+  Ref<Leaf> leaf;  // holds the gradient; made when the tensor first requires grad
 
   TensorBody() = default;
   ~TensorBody() override;
@@ -129,12 +130,16 @@ class LOCKSTEP_API Tensor {
 
   // ---- gradients ----
   bool requires_grad() const;
-  /// Makes this tensor a leaf that collects a gradient (or stops it). Floating dtypes only.
+  /// Makes this tensor a leaf that collects a gradient. Floating dtypes only. With false it is
+  /// frozen: ops do not record it, and backwards, through earlier graphs too, leave its gradient and
+  /// its hooks alone, until it requires grad again.
   Tensor& requires_grad_(bool on = true);
   bool is_leaf() const;
-  /// The gradient collected by backward; undefined before the first.
+  /// The gradient collected by backward; undefined before the first. A frozen tensor keeps its own
+  /// until it is cleared, and as long as it has one an optimizer steps by it.
   Tensor grad() const;
-  /// Assigns the gradient (undefined clears it). Shape, dtype and device must be this tensor's.
+  /// Assigns the gradient (undefined clears it). Shape, dtype and device must be this tensor's,
+  /// which requires grad, or did until it was frozen.
   void set_grad(const Tensor& grad) const;
   /// Differentiates this tensor (one element, unless `gradient` is given) by every leaf behind it.
   void backward(const Tensor& gradient = {}, BackwardOptions options = {}) const;

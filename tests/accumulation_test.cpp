@@ -117,3 +117,22 @@ TEST_CASE("a window without any target is an error") {
        }))
     CHECK_MESSAGE(contains(text, "no targets"), text);
 }
+
+TEST_CASE("the gradient that a frozen parameter kept is no part of the window") {
+  auto train = [](Group g) {
+    DistributedDataParallel net{Two{}, g};
+    Two& m = net.module();
+    optim::SGD opt{net.parameters(), {.lr = 1}};
+    auto [ya, yb] = net(f64(1));
+    (ya + yb).backward();
+    m.a.set_grad({});
+    m.b.requires_grad_(false);
+    dist::Accumulation acc{net, g, {.steps = 2}};
+    for (int i = 0; i < 2; ++i) acc.backward(net(f64(1)).first, 4);
+    require(acc.step(opt), "a whole window");
+    near(m.a.item<double>(), 2 - 2.0 / 8, "a: two losses of slope 1, eight targets");
+    near(m.b.item<double>(), 3 - 1, "b: its own gradient, as it was");
+  };
+  CHECK_NOTHROW(train(Group()));
+  CHECK_NOTHROW(run_local(2, train, kQuick));
+}

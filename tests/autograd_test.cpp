@@ -274,9 +274,97 @@ TEST_CASE("detach leaves the graph and shares the bytes; a detached tensor can b
   CHECK(values(x.grad()) == V{3, 6});
   CHECK_THROWS_WITH_AS((x * 3.0).requires_grad_(), Contains("mul"), AutogradError);
   CHECK_THROWS_WITH_AS(arange(0, 2).requires_grad_(), Contains("i64"), DTypeError);
-  d.requires_grad_(false);
-  CHECK_FALSE(d.requires_grad());
-  CHECK_FALSE(d.grad().defined());
+}
+
+// ---- frozen ----
+
+TEST_CASE("a frozen leaf keeps its gradient, and no backward adds to it") {
+  Tensor x = leaf({1, 2});
+  const Tensor other = leaf({3, 5});
+  const Tensor before = (x * other).sum(), later = (x * other).sum();
+  before.backward();
+  x.requires_grad_(false);
+  CHECK_FALSE(x.requires_grad());
+  CHECK(x.is_leaf());
+  CHECK(x.leaf() == nullptr);
+  CHECK(values(x.grad()) == V{3, 5});
+  (x * other).sum().backward();
+  later.backward();  // of the time when it was trained
+  CHECK(values(x.grad()) == V{3, 5});
+  CHECK(values(other.grad()) == V{3, 6});
+  CHECK_THROWS_WITH_AS(grad({other.sum()}, {x}), Contains("input 0"), AutogradError);
+  CHECK_THROWS_AS(x.sum().backward(), AutogradError);
+  CHECK_NOTHROW(x.add_(1));  // not recorded: {2, 3}
+  for (const Tensor& made : {x.detach(), x.clone(), x.to(DType::f32)})
+    CHECK_FALSE(made.grad().defined());
+
+  x.requires_grad_();
+  CHECK(values(x.grad()) == V{3, 5});
+  (x * other).sum().backward();
+  CHECK(values(x.grad()) == V{6, 10});
+  CHECK(values(other.grad()) == V{5, 9});
+}
+
+TEST_CASE("the gradient of a frozen leaf can be assigned and cleared") {
+  Tensor x = leaf({1, 2});
+  x.requires_grad_(false);
+  CHECK_FALSE(x.grad().defined());
+  x.set_grad(tensor(V{7, 8}));
+  CHECK(values(x.grad()) == V{7, 8});
+  CHECK_THROWS_AS(x.set_grad(tensor(V{7})), ShapeError);
+  x.requires_grad_();
+  (x * 2.0).sum().backward();
+  CHECK(values(x.grad()) == V{9, 10});
+  x.requires_grad_(false);
+  x.set_grad({});
+  x.requires_grad_();
+  CHECK_FALSE(x.grad().defined());
+}
+
+TEST_CASE("a backward whose leaves were all frozen since does nothing") {
+  Tensor x = leaf({1, 2});
+  const Tensor y = (exp(x) * x).sum();
+  x.requires_grad_(false);
+  y.backward();
+  CHECK_FALSE(x.grad().defined());
+}
+
+TEST_CASE("a frozen tensor's gradient goes with it, and it may go before its graph") {
+  V bytes{1, 2, 3}, gradient_bytes{0, 0, 0};
+  int released = 0, gradient_released = 0;
+  Tensor y;
+  {
+    Tensor x = watched_leaf(bytes, released);
+    x.set_grad(from_blob(gradient_bytes.data(), {3}, {.dtype = DType::f64},
+                         [&gradient_released] { ++gradient_released; }));
+    y = x.sum();  // saves nothing
+    x.requires_grad_(false);
+    CHECK(values(x.grad()) == V{0, 0, 0});
+  }
+  CHECK(released == 1);
+  y.backward();
+  y = Tensor();
+  CHECK(gradient_released == 1);
+  CHECK(gradient_bytes == V{0, 0, 0});
+}
+
+TEST_CASE("a leaf may be frozen while another thread walks graphs that reach it") {
+  constexpr int kGraphs = 300;
+  Tensor x = leaf({1, 2});
+  std::vector<Tensor> graphs;
+  for (int i = 0; i < kGraphs; ++i) graphs.push_back((x * 3.0).sum());
+  std::thread walk([&] {
+    for (const Tensor& y : graphs) y.backward();
+  });
+  x.requires_grad_(false);
+  walk.join();
+  const Tensor kept = x.grad();
+  const double times = kept.defined() ? kept.sum().item<double>() / 6 : 0;
+  CHECK(times == std::floor(times));
+  CHECK(times <= kGraphs);
+  x.requires_grad_();
+  (x * 3.0).sum().backward();
+  CHECK(values(x.grad()) == V{3 * times + 3, 3 * times + 3});
 }
 
 // ---- grad() ----

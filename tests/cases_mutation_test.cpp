@@ -49,6 +49,80 @@ void frozen_everywhere(Group g) {
       }
 }
 
+/// What the gradient of a parameter is when it is frozen, different on every rank.
+enum class Kept { scaled, assigned, alias, local, local_after_sync };
+
+/// A frozen parameter keeps its gradient bit for bit, though its bucket is reduced; trained again, the
+/// gradient is what the next backward adds to and averages.
+void frozen_gradient_stays(Group g) {
+  using enum Kept;
+  const double own_x = own(g), mean = mean_x(g);
+  auto kept_on = [&](Kept kept, int r) {
+    const double x = r + 1.0;
+    return kept == scaled || kept == alias ? mean * x / 3
+           : kept == assigned              ? x / 7
+           : kept == local                 ? x
+                                           : mean + x;
+  };
+  for (const bool find : {false, true})
+    for (const bool b_first : {false, true})
+      for (const Kept kept : {scaled, assigned, alias, local, local_after_sync})
+        for (const auto& options : layouts({.find_unused_parameters = find})) {
+          DistributedDataParallel net{Two{}, g, options};
+          Two& m = net.module();
+          Tensor frozen = b_first ? m.b : m.a, other = b_first ? m.a : m.b;
+          if (kept != local) sum_of(net, own_x).backward();
+          if (kept == scaled || kept == alias) frozen.set_grad(frozen.grad().mul_(own_x / 3));
+          if (kept == alias) frozen.set_grad(frozen.grad().detach());
+          if (kept == assigned) frozen.set_grad(f64(own_x / 7));
+          if (kept == local || kept == local_after_sync) {
+            auto guard = net.no_sync();
+            sum_of(net, own_x).backward();
+          }
+          const double want = frozen.grad().item<double>();
+          near(want, kept_on(kept, g.rank()), "the gradient before");
+          for (int k = 1; k <= 3; ++k) {
+            other.set_grad({});
+            const Tensor sum = sum_of(net, k * own_x);
+            if (k == 1) frozen.requires_grad_(false);  // while a graph reaches it
+            (k == 1 ? sum : sum_of(net, k * own_x)).backward();
+            near(other.grad().item<double>(), k * mean, "the other gradient");
+            require(frozen.grad().item<double>() == want, "a frozen gradient moved");
+          }
+          frozen.requires_grad_(true);
+          other.set_grad({});
+          require(frozen.grad().item<double>() == want, "a gradient moved when it was unfrozen");
+          double added = mean;
+          if (find && (kept == local || kept == local_after_sync)) {
+            // What local backwards left is due, though this backward adds nothing.
+            auto [ya, yb] = net(f64(own_x));
+            (b_first ? ya : yb).backward();
+            added = 0;
+          } else {
+            sum_of(net, own_x).backward();
+          }
+          near(frozen.grad().item<double>(),
+               mean_over(g, [&](int r) { return kept_on(kept, r); }) + added, "trained again");
+          near(other.grad().item<double>(), mean, "the other gradient at the end");
+          in_step(g, net);
+        }
+}
+
+/// When the wrapper goes, a frozen gradient moves out of the bucket like any other.
+void frozen_when_the_wrapper_goes(Group g) {
+  Two module;
+  {
+    DistributedDataParallel net{module, g};
+    sum_of(net, own(g)).backward();
+    module.b.grad().mul_(own(g));
+    module.b.requires_grad_(false);
+  }
+  near(module.b.grad().item<double>(), mean_x(g) * own(g), "the frozen gradient");
+  module.b.requires_grad_(true);
+  module(f64(own(g))).second.backward();
+  near(module.b.grad().item<double>(), mean_x(g) * own(g) + own(g), "a bare module's gradient");
+}
+
 void frozen_on_one_rank(Group g) {
   for (int odd = 0; odd < g.size(); ++odd)
     for (const bool find : {false, true})
@@ -267,6 +341,9 @@ const std::vector<cases::Case>& cases::all() {
   static const std::vector<Case> list{
       {"frozen on all ranks, and unfrozen again", 2, frozen_everywhere},
       {"frozen on all of three ranks", 3, frozen_everywhere},
+      {"a frozen gradient stays", 2, frozen_gradient_stays},
+      {"a frozen gradient stays on three ranks", 3, frozen_gradient_stays},
+      {"frozen when the wrapper goes", 2, frozen_when_the_wrapper_goes},
       {"frozen on one of two ranks", 2, frozen_on_one_rank},
       {"frozen on one of three ranks", 3, frozen_on_one_rank},
       {"frozen when wrapped, and trained later", 3, unfrozen_after_wrapping},

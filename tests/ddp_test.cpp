@@ -323,17 +323,55 @@ TEST_CASE("a parameter used only in an earlier local micro-batch is reduced with
 }
 
 TEST_CASE("zero_grad takes back what an earlier local micro-batch contributed") {
-  const auto all = texts(2, [](Group g) {
-    DistributedDataParallel net{Two{}, g};
-    const Tensor x = f64(g.rank() + 1.0);
-    {
-      auto guard = net.no_sync();
-      net(x).first.backward();
-    }
-    net.zero_grad();
-    net(x).second.backward();
-  });
-  for (const std::string& text : all) CHECK_MESSAGE(contains(text, "a received no gradient"), text);
+  for (const char* way : {"none", "zeros", "the optimizer's zeros", "assigned"}) {
+    const auto all = texts(2, [&](Group g) {
+      DistributedDataParallel net{Two{}, g};
+      optim::SGD opt{net.parameters(), {.lr = 0.1}};
+      const Tensor x = f64(g.rank() + 1.0);
+      {
+        auto guard = net.no_sync();
+        net(x).first.backward();
+      }
+      if (contains(way, "none")) net.zero_grad();
+      if (contains(way, "optimizer")) opt.zero_grad(false);
+      if (contains(way, "zeros")) net.zero_grad(false);
+      if (contains(way, "assigned")) net.module().a.set_grad(f64(0));
+      net(x).second.backward();
+    });
+    for (const std::string& text : all)
+      CHECK_MESSAGE(contains(text, "a received no gradient"), way, ": ", text);
+  }
+}
+
+TEST_CASE("zeros in place and other changes of a gradient keep it in its bucket") {
+  CHECK_NOTHROW(run_local(
+      2,
+      [](Group g) {
+        DistributedDataParallel net{Two{}, g, {.find_unused_parameters = true}};
+        Two& m = net.module();
+        const double own = g.rank() + 1.0;
+        auto both = [&] {
+          auto [ya, yb] = net(f64(own));
+          (ya + yb).backward();
+        };
+        both();
+        net.zero_grad(false);
+        require(m.a.grad().is_same(m.a.leaf()->slot), "the zeroed gradient is the slot");
+        // Written by hand, which is no use of the parameter: each rank keeps its own.
+        m.a.grad().add_(f64(10 * own));
+        net(f64(own)).second.backward();
+        near(m.a.grad().item<double>(), 10 * own, "a, which no rank used");
+        // A local contribution, scaled in place and assigned again, is still one.
+        net.zero_grad();
+        {
+          auto guard = net.no_sync();
+          both();
+        }
+        m.a.set_grad(m.a.grad().mul_(2));
+        net(f64(own)).second.backward();
+        near(m.a.grad().item<double>(), 3, "a, twice the mean of 1 and 2");
+      },
+      kQuick));
 }
 
 TEST_CASE("a backward around the wrapper stays local and warns once") {

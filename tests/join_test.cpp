@@ -101,6 +101,30 @@ TEST_CASE(
       kQuick));
 }
 
+TEST_CASE("a rank that shadows keeps the gradient of a frozen parameter") {
+  CHECK_NOTHROW(run_local(
+      2,
+      [](Group g) {
+        DistributedDataParallel net{Two{}, g};
+        Two& m = net.module();
+        auto both = [&] {
+          auto [ya, yb] = net(f64(1));
+          (ya + yb).backward();
+        };
+        both();
+        m.b.grad().mul_(g.rank() + 2.0);
+        m.b.requires_grad_(false);
+        net.join([&] {
+          for (int i = 0; i < 1 + 2 * g.rank(); ++i) {
+            m.a.set_grad({});
+            both();
+          }
+        });
+        near(m.b.grad().item<double>(), g.rank() + 2.0, "the frozen gradient");
+      },
+      kQuick));
+}
+
 TEST_CASE("inside join another collective on the group is an error, and ends the others") {
   const auto all = texts(2, [](Group g) {
     DistributedDataParallel net{Scalar{}, g};

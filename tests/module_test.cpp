@@ -340,9 +340,20 @@ TEST_CASE("train, eval, requires_grad_ and zero_grad reach everything") {
   CHECK(difference(stack.deep.shift.grad(), zeros({2})) == 0);
   stack.zero_grad();
   for (const Tensor& p : stack.parameters()) CHECK(!p.grad().defined());
+  stack(ones({2, 2})).sum().backward();
+  const Tensor shift = stack.deep.shift, kept = shift.grad().clone();
   stack.requires_grad_(false);
   for (const Tensor& p : stack.parameters()) CHECK(!p.requires_grad());
   CHECK(!stack(ones({2, 2})).requires_grad());
+  CHECK(difference(shift.grad(), kept) == 0);
+  CHECK(difference(kept, zeros({2})) > 0);
+  const Stack copy = stack.clone();
+  CHECK(!copy.deep.shift.requires_grad());
+  CHECK(!copy.deep.shift.grad().defined());
+  stack.zero_grad(false);
+  CHECK(difference(shift.grad(), zeros({2})) == 0);
+  stack.zero_grad();
+  CHECK(!shift.grad().defined());
 }
 
 TEST_CASE("to(dtype) changes the storage inside the tensors, gradients too, and integers not") {
@@ -350,13 +361,16 @@ TEST_CASE("to(dtype) changes the storage inside the tensors, gradients too, and 
   net(randn({2, 1, 8, 8})).sum().backward();
   const auto before = net.parameters();
   const Tensor w = net.fc1.weight.detach().clone(), dw = net.fc1.weight.grad().clone();
+  net.fc1.weight.requires_grad_(false);  // frozen or not
   Net& same = net.to(DType::f64);
   CHECK(&same == &net);
   for (const Tensor& p : before) {
     CHECK(p.dtype() == DType::f64);
     CHECK(p.grad().dtype() == DType::f64);
-    CHECK(p.leaf()->dtype == DType::f64);
+    CHECK(p.requires_grad() == !p.is_same(net.fc1.weight));
   }
+  net.fc1.weight.requires_grad_();
+  for (const Tensor& p : before) CHECK(p.leaf()->dtype == DType::f64);
   CHECK(net.bn.running_mean.dtype() == DType::f64);
   CHECK(net.bn.num_batches_tracked.dtype() == DType::i64);
   CHECK(difference(net.fc1.weight, w) == 0);

@@ -9,6 +9,7 @@
 
 #include <lockstep/autograd/grad.h>
 #include <lockstep/tensor/node.h>
+#include <lockstep/tensor/ops/conv2d.h>
 #include <lockstep/tensor/ops/elementwise.h>
 #include <lockstep/tensor/ops/linear.h>
 #include <lockstep/tensor/ops/matmul.h>
@@ -175,6 +176,30 @@ TEST_CASE("grad() runs tensor hooks and no post-accumulate hooks") {
   CHECK(post_hooks == 0);
 }
 
+TEST_CASE("hooks of a frozen leaf wait, and can be removed meanwhile") {
+  Tensor x = leaf({1});
+  std::string log;
+  auto note = [&log](char c) { return [&log, c](const Tensor&) { return log += c, Tensor(); }; };
+  auto note_post = [&log](char c) { return [&log, c](const Tensor&) { log += c; }; };
+  x.register_hook(note('a'));
+  HookHandle b = x.register_hook(note('b'));
+  x.register_post_accumulate_grad_hook(note_post('c'));
+  HookHandle d = x.register_post_accumulate_grad_hook(note_post('d'));
+  const Tensor y = x * 2.0;
+  y.backward({}, {.retain_graph = true});
+  CHECK(log == "abcd");
+  x.requires_grad_(false);
+  y.backward();
+  CHECK(log == "abcd");
+  CHECK_THROWS_AS(x.register_hook(note('e')), AutogradError);
+  CHECK_THROWS_AS(x.register_post_accumulate_grad_hook(note_post('e')), AutogradError);
+  b.remove();
+  d.remove();
+  x.requires_grad_();
+  (x * 2.0).backward();
+  CHECK(log == "abcdac");
+}
+
 // ---- watchers ----
 
 TEST_CASE(
@@ -208,6 +233,24 @@ TEST_CASE(
   b.sum().backward();
   grad({(a * b).sum()}, {a});
   CHECK(log.empty());
+}
+
+TEST_CASE("a watcher hears nothing of a frozen leaf") {
+  std::vector<std::string> log;
+  Watcher w{"w", log};
+  Tensor a = leaf({1}), b = leaf({2});
+  watch(a, w, 0);
+  watch(b, w, 1);
+  const Tensor earlier = a * b, of_b = b * 2.0;
+  b.requires_grad_(false);
+  earlier.backward();
+  CHECK(log == std::vector<std::string>{"w starts with 1", "w leaf 0", "w ends"});
+  of_b.backward();
+  CHECK(log.size() == 3);
+  b.requires_grad_();
+  (a * b).backward();
+  CHECK(log.size() == 7);
+  CHECK(log[3] == "w starts with 2");
 }
 
 TEST_CASE("each watcher hears of its own leaves, and all of a failure") {
@@ -317,6 +360,19 @@ TEST_CASE("a gradient assigned by the user moves into the slot with the next bac
   CHECK(values(slot) == V{103, 203});
   CHECK(w.grad().data_ptr() == slot.data_ptr());
   CHECK(values(mine) == V{100, 200});
+}
+
+TEST_CASE("nobody writes to the slot of a frozen leaf") {
+  Tensor slot = full({1, 1, 2, 2}, 7, {.dtype = DType::f64});
+  const Tensor x = tensor(V{1, 1, 2, 0}, {1, 1, 2, 2}), bias = leaf({5});
+  Tensor w = tensor(V{1, 2, 3, 4}, {1, 1, 2, 2}).requires_grad_();
+  w.leaf()->slot = slot;
+  const Tensor y = conv2d(x, w, bias);  // makes both gradients in one pass
+  w.requires_grad_(false);
+  y.backward();
+  CHECK(values(bias.grad()) == V{1});
+  CHECK(values(slot) == V{7, 7, 7, 7});
+  CHECK_FALSE(w.grad().defined());
 }
 
 TEST_CASE("grad() and recorded backwards do not write the slot's bytes without need") {

@@ -168,6 +168,48 @@ TEST_CASE("zero_grad: to none, or to zeros in place") {
   CHECK(difference(w, ones({3})) == 0);
 }
 
+TEST_CASE("as in PyTorch a frozen parameter moves by the gradient it has, until that is cleared") {
+  const TensorOptions f64{.dtype = DType::f64, .requires_grad = true};
+  Tensor w = full({2}, 3, f64), v = full({2}, 3, f64);
+  optim::SGD sgd{{w}, {.lr = 0.5, .momentum = 0.5}};
+  optim::AdamW adamw{{v}, {.lr = 0.25, .weight_decay = 0.5}};
+  for (Tensor& p : std::vector{w, v}) {
+    (p * tensor<double>({4, -8})).sum().backward();
+    p.requires_grad_(false);
+  }
+  sgd.step();
+  CHECK(w.to_vector<double>() == std::vector<double>{1, 7});  // 3 - 0.5 * g
+  sgd.step();
+  CHECK(w.to_vector<double>() == std::vector<double>{-2, 13});  // 1 - 0.5 * 1.5 g
+  adamw.step();  // 3 (1 - 0.25 * 0.5) - 0.25 g / (|g| + 1e-8)
+  CHECK(v.to_vector<double>()[0] == doctest::Approx(2.375).epsilon(1e-7));
+  CHECK(v.to_vector<double>()[1] == doctest::Approx(2.875).epsilon(1e-7));
+  CHECK(optim::clip_grad_norm_({w}, 100) == doctest::Approx(std::sqrt(80.0)));
+
+  sgd.zero_grad(false);
+  CHECK(w.grad().to_vector<double>() == std::vector<double>{0, 0});
+  sgd.zero_grad();
+  adamw.zero_grad();
+  CHECK(!w.grad().defined());
+  CHECK(!v.grad().defined());
+  sgd.step();  // neither momentum nor decay moves what has no gradient
+  CHECK(w.to_vector<double>() == std::vector<double>{-2, 13});
+}
+
+TEST_CASE("zeros in place drop the graph of a gradient, and stay the same tensor") {
+  Tensor w = full({2}, 3, {.dtype = DType::f64, .requires_grad = true});
+  optim::SGD opt{{w}, {.lr = 0.1}};
+  (w * w).sum().backward({}, {.create_graph = true});
+  CHECK(w.grad().requires_grad());
+  opt.zero_grad(false);
+  CHECK(!w.grad().requires_grad());
+  const Tensor zeroed = w.grad();
+  CHECK(zeroed.to_vector<double>() == std::vector<double>{0, 0});
+  (w * 2.0).sum().backward();
+  opt.zero_grad(false);
+  CHECK(w.grad().is_same(zeroed));
+}
+
 TEST_CASE("the state goes through a file, and the run goes on as if it had not stopped") {
   const TemporaryFolder folder;
   auto make = [](const std::vector<Tensor>& p) {

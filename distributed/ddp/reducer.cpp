@@ -84,7 +84,8 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
     order[i] = static_cast<int>(n - 1 - i);  // backward reaches the last first
   buckets_ = plan_buckets(parameters_, order, caps_);
   place_buckets(*group_, parameters_, buckets_, slots_);
-  for (std::vector<char>* flags : {&reached_, &arrived_, &unreduced_}) flags->assign(n, 0);
+  reached_.assign(n, 0);
+  arrived_.assign(n, 0);
   for (size_t i = 0; i < n; ++i) watch(i);
 }
 
@@ -119,7 +120,7 @@ uint64_t Reducer::parameter_versions() const {
 
 void Reducer::forward_starts() {
   if (!is_grad_enabled()) return;
-  follow_changes();
+  check_slots();
   ++forwards_;
   ++stats_.forwards;
   flag_.forward_starts();
@@ -150,21 +151,15 @@ void Reducer::note_standing() {
   group_->note({text, static_cast<size_t>(std::clamp(n, 0, 63))});
 }
 
-/// A parameter that was frozen and trains again has a new leaf: it is watched like the old one. One
-/// that changed its dtype or device no longer fits its slot.
-void Reducer::follow_changes() {
+/// A parameter that changed its dtype or device no longer fits its slot.
+void Reducer::check_slots() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    Replicated& p = parameters_[i];
+    const Replicated& p = parameters_[i];
     LOCKSTEP_CHECK(
         p.parameter.dtype() == slots_[i].dtype() && p.parameter.device() == slots_[i].device(),
         DistError, "DDP: ", p.name, " was ", slots_[i].dtype(), " on ", slots_[i].device(),
         " when it was wrapped and is ", p.parameter.dtype(), " on ", p.parameter.device(),
         " now; move the module first, then wrap it");
-    Leaf* leaf = p.parameter.leaf();
-    if (!leaf || leaf == p.leaf.get()) continue;
-    release(p);
-    p.leaf = Ref<Leaf>(leaf);
-    watch(i);
   }
 }
 
@@ -173,6 +168,7 @@ void Reducer::watch(size_t i) {
   leaf.slot = slots_[i];
   leaf.watcher = this;
   leaf.watcher_index = static_cast<int>(i);
+  leaf.accumulated = false;
 }
 
 void Reducer::release(Replicated& p) {
@@ -223,10 +219,6 @@ void Reducer::reset_round(std::span<Leaf* const> reached) {
 
 void Reducer::leaf_ready(Leaf& leaf) {
   const auto i = static_cast<size_t>(leaf.watcher_index);
-  if (phase_ == Phase::local) {
-    unreduced_[i] = 1;
-    return;
-  }
   if (phase_ != Phase::syncing || arrived_[i]) return;
   group_->progress();
   note_completed();
@@ -246,7 +238,7 @@ void Reducer::fill_without_arrival(int parameter) {
   if (!leaf.gradient.defined()) {
     slots_[i].zero_();
   } else {
-    kept_[i] = leaf.gradient.is_same(slots_[i]) ? slots_[i].clone() : leaf.gradient;
+    if (&leaf.gradient.storage() == &slots_[i].storage()) kept_[i] = slots_[i].clone();
     if (!leaf.gradient.is_same(slots_[i])) slots_[i].copy_(leaf.gradient);
   }
 }

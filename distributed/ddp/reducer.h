@@ -67,7 +67,7 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
 
   // construction and what may change afterwards
   uint64_t parameter_versions() const;
-  void follow_changes();
+  void check_slots() const;
   void watch(size_t parameter);
   void release(Replicated& parameter);
   NamedTensors buffers() const;
@@ -123,10 +123,9 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   int last_active_ = 0;
   uint64_t epoch_ = 0;
   std::vector<char> reached_, arrived_;  // by parameter
-  std::vector<char> unreduced_;          // by parameter: holds contributions of local backwards
   std::vector<int> pending_;             // by bucket: gradients not there yet
   std::vector<int> arrival_order_;
-  std::vector<Tensor> kept_;  // by parameter: the gradient that an unused one held
+  std::vector<Tensor> kept_;  // by parameter: the gradient that an unused one has in its slot
   size_t next_launch_ = 0;
   std::vector<WorkPtr> works_;
   WorkPtr buffer_work_;

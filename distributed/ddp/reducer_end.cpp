@@ -82,7 +82,8 @@ void Reducer::settle_gradients() {
     if (is_used(records_, i)) {
       if (scale != 1) slots_[i].mul_(scale);
       leaf.gradient = slots_[i];
-    } else if (kept_[i].defined() && leaf.gradient.is_same(slots_[i])) {
+      leaf.accumulated = false;
+    } else if (kept_[i].defined()) {
       slots_[i].copy_(kept_[i]);  // used by nobody: as if this backward had not been
     }
   }
@@ -131,10 +132,7 @@ void Reducer::check_records() {
   if (!fault.empty()) lockstep::fail<DistError>(fault);
 }
 
-void Reducer::end_counts() {
-  std::fill(unreduced_.begin(), unreduced_.end(), 0);
-  forwards_ = local_backwards_ = 0;
-}
+void Reducer::end_counts() { forwards_ = local_backwards_ = 0; }
 
 /// Once, after the first reduction: buckets in the order in which rank 0's gradients arrived.
 void Reducer::rebuild_buckets() {
@@ -165,7 +163,7 @@ void Reducer::scale_reduced(double factor) {
 }
 
 void Reducer::drop_gradients() {
-  for (Replicated& p : parameters_) p.leaf->gradient = Tensor();
+  for (Replicated& p : parameters_) p.leaf->zero_grad(true);
   end_counts();
 }
 
@@ -183,7 +181,9 @@ void Reducer::reduce_now(bool empty) {
 }
 
 bool Reducer::shadow_round() {
-  drop_gradients();
+  for (const Replicated& p : parameters_)
+    if (p.parameter.requires_grad()) p.leaf->zero_grad(true);
+  end_counts();
   shadowing_ = true;
   try {
     reduce_now();

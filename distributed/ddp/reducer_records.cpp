@@ -9,12 +9,11 @@ namespace lockstep::dist {
 ControlRecord Reducer::record_of_round() const {
   ControlRecord record{.forwards = forwards_, .local_backwards = local_backwards_};
   if (join_) record.join = shadowing_ ? ControlRecord::Join::finished : ControlRecord::Join::active;
-  record.used = reached_;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Tensor& gradient = parameters_[i].leaf->gradient;
-    // zero_grad and assignment since a local backward have taken its contributions away.
-    record.used[i] |= unreduced_[i] && gradient.defined() && gradient.is_same(slots_[i]);
-    record.trainable.push_back(parameters_[i].parameter.requires_grad());
+    const bool trains = parameters_[i].parameter.requires_grad();
+    // What local backwards left in a frozen parameter waits until it trains again.
+    record.used.push_back(reached_[i] || (trains && parameters_[i].leaf->accumulated));
+    record.trainable.push_back(trains);
   }
   for (size_t i = 0; i < frozen_.size() && record.unfrozen < 0; ++i)
     if (frozen_[i].second.requires_grad()) record.unfrozen = static_cast<int32_t>(i);
