@@ -91,20 +91,34 @@ void missing_rank(const Group& g, int missing) {
   }
 }
 
+void told_in_time(const std::function<void()>& construct) {
+  const double begin = ranks::now();
+  try {
+    construct();
+  } catch (const Error&) {
+    ranks::below(begin, 2, "the news that a rank is gone");
+    throw;
+  }
+}
+
 void rank_gives_up(Group g) {
   if (g.rank() == 1) throw ValueError("rank 1 has no data");
-  DistributedDataParallel net{Short{}, g};
+  told_in_time([&] { DistributedDataParallel net{Short{}, g}; });
 }
 
 void rank_dies(Group g) {
   if (g.rank() == 1) _exit(3);
-  const double begin = ranks::now();
-  try {
-    DistributedDataParallel net{Short{}, g};
-  } catch (const Error&) {
-    require(ranks::now() - begin < 2.0 * ranks::kPatience, "a death was noticed late");
-    throw;
+  told_in_time([&] { DistributedDataParallel net{Short{}, g}; });
+}
+
+/// Its last handle goes while the exception passes.
+void rank_unwinds(Group g) {
+  auto own = std::make_unique<Group>(g.process_group().child());
+  if (g.rank() == 1) {
+    const auto last = std::move(own);
+    throw ValueError("rank 1 has no data");
   }
+  told_in_time([&] { DistributedDataParallel net{Short{}, *own}; });
 }
 
 // ---- the same number, and yet another model ----
@@ -347,6 +361,10 @@ const std::vector<cases::Case>& cases::all() {
       {.name = "a rank that gives up before it constructs",
        .size = 3,
        .body = rank_gives_up,
+       .throws = {"rank 1"}},
+      {.name = "a rank that an exception takes out of the group before it constructs",
+       .size = 3,
+       .body = rank_unwinds,
        .throws = {"rank 1"}},
       {.name = "a rank that dies before it constructs",
        .body = rank_dies,

@@ -34,6 +34,15 @@ std::vector<char> entry_of(const std::string& addresses, int rank) {
   return {entry.begin(), entry.end()};
 }
 
+// Of "gloo.2.1" it is "gloo.2"; of "gloo" nothing.
+std::string_view parent_of(std::string_view group) {
+  const size_t dot = group.rfind('.');
+  return dot == group.npos ? std::string_view() : group.substr(0, dot);
+}
+std::string left_key(std::string_view group, int job_rank) {
+  return str_cat(group, "/left/", job_rank);
+}
+
 }  // namespace
 
 void with_signals_blocked(const std::function<void()>& f) {
@@ -115,6 +124,7 @@ void Session::connect(Clock::time_point deadline) {
     std::optional<std::string> theirs;
     while (!(theirs = setup_.store->try_get(key("address", r), kLookEvery))) {
       transport.check();
+      if (const std::string why = why_nobody_comes(); !why.empty()) fail<DistError>(why);
       LOCKSTEP_CHECK(Clock::now() < deadline, DistError, "rank ", job_rank(r),
                      " did not come within ", setup_.join_timeout.count(), " ms");
     }
@@ -235,13 +245,26 @@ std::string Session::who_is_gone(Milliseconds at_least) {
   }
   for (int r = 0; r < size() && left.empty(); ++r) {
     try {
-      if (r != rank() && setup_.store->try_get(key("left", r)))
-        left = str_cat("rank ", job_rank(r), " has left");
+      if (r != rank() && has_left(r)) left = str_cat("rank ", job_rank(r), " has left");
     } catch (const DistError&) {
       break;
     }
   }
   return left;
+}
+
+// A rank that is done with this group, or with one that this was made from, does not come here any more.
+bool Session::has_left(int r) const {
+  for (std::string_view name = setup_.name; !name.empty(); name = parent_of(name))
+    if (setup_.store->try_get(left_key(name, job_rank(r)))) return true;
+  return false;
+}
+
+// While it connects: somebody is gone, or a group that this one is made from has ended.
+std::string Session::why_nobody_comes() {
+  for (std::string_view name = parent_of(setup_.name); !name.empty(); name = parent_of(name))
+    if (const auto why = setup_.store->try_get(str_cat(name, "/end"))) return *why;
+  return who_is_gone(Milliseconds(0));
 }
 
 std::string Session::explain(const NumberedCall& call, const std::string& what) {
@@ -344,7 +367,7 @@ std::string Session::notes() const { return read_notes(*setup_.store, setup_.nam
 
 void Session::leave() noexcept {
   try {
-    if (end().empty()) setup_.store->set(key("left", rank()), "1");
+    if (end().empty()) setup_.store->set(left_key(setup_.name, job_rank(rank())), "1");
   } catch (const Error&) {
     // The store is gone, and with it whoever would have read this.
   }

@@ -62,6 +62,8 @@ class Session {
   std::string explain(const NumberedCall& call, const std::string& what);
   std::string diagnose(const NumberedCall& call, const std::string& what, bool late);
   std::string who_is_gone(Milliseconds at_least);
+  bool has_left(int rank) const;
+  std::string why_nobody_comes();
   std::string disagreement(const NumberedCall& call,
                            const std::map<int, std::string>& others) const;
   std::string notes() const;
