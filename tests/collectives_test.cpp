@@ -1,11 +1,9 @@
-// Collectives on ranks that are threads (local) and processes (shm): the same checks run on both.
-// Values differ per rank and element, and the expected bits are computed here, in rank order.
+// What a group does beside the kinds of collectives that exchanges_test looks at: parts of its memory,
+// records, children, stress, refusals; on ranks that are threads (local), processes (shm) and alone.
+// And how groups begin and end: backends by name, failing threads, sockets that are left.
 #include <doctest/doctest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdlib>
-#include <functional>
+#include <deque>
 #include <random>
 
 #include <lockstep/distributed/local.h>
@@ -13,7 +11,7 @@
 #include <lockstep/distributed/shm/rendezvous.h>
 #include <lockstep/tensor/random.h>
 
-#include "texts.h"
+#include "exchange_checks.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
@@ -21,197 +19,14 @@ using ranks::require;
 
 namespace {
 
-constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::avg,  ReduceOp::product, ReduceOp::min,
-                             ReduceOp::max, ReduceOp::band, ReduceOp::bor,     ReduceOp::bxor};
-
-bool meaningful(ReduceOp op, DType t) {
-  if (is_floating(t)) return op < ReduceOp::band;
-  if (t == DType::boolean) return op >= ReduceOp::min;
-  return op != ReduceOp::avg;
-}
-
-template <class T>
-T value(int rank, int64_t i) {
-  const uint64_t h = (static_cast<uint64_t>(rank) * 1000003 + static_cast<uint64_t>(i) + 17) *
-                         0x9E3779B97F4A7C15u >>
-                     40;
-  if constexpr (std::is_floating_point_v<T>)
-    return static_cast<T>(h % 10007) / T(997) - T(5);
-  else if constexpr (std::is_same_v<T, bool>)
-    return h % 3 == 0;
-  else
-    return static_cast<T>(h);
-}
-
-// Combines in the element's own type, one rank after the other.
-template <class T>
-T expected(ReduceOp op, int size, int64_t i) {
-  T x = value<T>(0, i);
-  for (int r = 1; r < size; ++r) {
-    const T y = value<T>(r, i);
-    switch (op) {
-      case ReduceOp::sum:
-      case ReduceOp::avg:
-        x = static_cast<T>(x + y);
-        break;
-      case ReduceOp::product:
-        if constexpr (std::is_floating_point_v<T>)
-          x = x * y;
-        else
-          x = static_cast<T>(static_cast<uint64_t>(x) * static_cast<uint64_t>(y));
-        break;
-      case ReduceOp::min:
-        x = std::min(x, y);
-        break;
-      case ReduceOp::max:
-        x = std::max(x, y);
-        break;
-      default:
-        if constexpr (std::is_integral_v<T>)
-          x = static_cast<T>(op == ReduceOp::band ? x & y : op == ReduceOp::bor ? x | y : x ^ y);
-    }
-  }
-  if (op == ReduceOp::avg) x = static_cast<T>(x * static_cast<T>(1.0 / size));
-  return x;
-}
-
-// A tensor of a layout: [n elements in it] and what must stay as it is around it.
-struct Case {
-  const char* name;
-  std::function<Tensor(DType)> make;  // the tensor; its storage is filled with 1 where it has gaps
-};
-std::vector<Case> cases() {
-  const auto ones_of = [](const Shape& shape, DType t) { return ones(shape, {.dtype = t}); };
-  return {
-      {"one element", [=](DType t) { return ones_of({1}, t); }},
-      {"0-d", [=](DType t) { return ones_of({}, t); }},
-      {"empty",
-       [=](DType t) {
-         return ones_of({3, 0, 2}, t);
-       }},
-      {"contiguous",
-       [=](DType t) {
-         return ones_of({7, 13}, t);
-       }},
-      {"transposed",
-       [=](DType t) {
-         return ones_of({9, 14}, t).transpose(0, 1);
-       }},
-      {"sliced",
-       [=](DType t) {
-         return ones_of({6, 40}, t).slice(1, {3, 37, 3});
-       }},
-      {"offset rows",
-       [=](DType t) {
-         return ones_of({8, 5, 6}, t).narrow(0, 2, 3).permute({2, 0, 1});
-       }},
-      {"several chunks",
-       [=](DType t) {
-         return ones_of({3, 33333}, t);
-       }},
-      {"several chunks transposed",
-       [=](DType t) {
-         return ones_of({257, 301}, t).transpose(0, 1);
-       }},
-  };
-}
-
-template <class T, class F>
-void fill(const Tensor& t, F f) {
-  Tensor dense = empty(t.shape(), {.dtype = t.dtype()});
-  T* p = dense.data<T>();
-  for (int64_t i = 0; i < t.numel(); ++i) p[i] = f(i);
-  Tensor(t).copy_(dense);
-}
-
-template <class T, class F>
-void check_elements(const Tensor& t, F f, const std::string& what) {
-  const Tensor dense = t.contiguous();
-  const T* p = dense.data<T>();
-  for (int64_t i = 0; i < t.numel(); ++i)
-    if (p[i] != f(i)) fail<Error>(what, ": element ", i, " is ", p[i], ", not ", f(i));
-}
-
-// Elements of the whole storage that the view does not name must still be 1.
-template <class T>
-void check_gaps(const Tensor& t, const std::string& what) {
-  const auto total = static_cast<int64_t>(t.storage().bytes() / sizeof(T));
-  const Tensor whole = from_blob(t.storage().data(), {total}, {.dtype = t.dtype()});
-  Tensor(t).fill_(1);
-  check_elements<T>(
-      whole.narrow(0, 0, std::min(total, t.numel())), [](int64_t) { return T(1); },
-      what + ", its neighbours");
-}
-
-void check_all_reduce(const Group& g, DType dtype) {
-  dispatch("test", dtype, [&]<class T>(TypeTag<T>) {
-    for (const Case& c : cases())
-      for (const ReduceOp op : kOps) {
-        if (!meaningful(op, dtype)) continue;
-        const std::string what =
-            str_cat("all_reduce(", name_of(op), ") of ", dtype, ", ", c.name, ", rank ", g.rank());
-        const Tensor t = c.make(dtype);
-        fill<T>(t, [&](int64_t i) { return value<T>(g.rank(), i); });
-        g.all_reduce(t, op);
-        check_elements<T>(
-            t, [&](int64_t i) { return expected<T>(op, g.size(), i); }, what);
-        check_gaps<T>(t, what);
-      }
-  });
-}
-
-void check_broadcast_and_gather(const Group& g, DType dtype) {
-  dispatch("test", dtype, [&]<class T>(TypeTag<T>) {
-    for (const Case& c : cases()) {
-      for (int root = 0; root < g.size(); ++root) {
-        const std::string what =
-            str_cat("broadcast of ", dtype, ", ", c.name, " from ", root, " on ", g.rank());
-        const Tensor t = c.make(dtype);
-        fill<T>(t, [&](int64_t i) { return value<T>(g.rank(), i); });
-        g.broadcast(t, root);
-        check_elements<T>(
-            t, [&](int64_t i) { return value<T>(root, i); }, what);
-        check_gaps<T>(t, what);
-      }
-      const Tensor input = c.make(dtype);
-      fill<T>(input, [&](int64_t i) { return value<T>(g.rank(), i); });
-      const Tensor output = g.all_gather(input);
-      for (int r = 0; r < g.size(); ++r)
-        check_elements<T>(
-            output.select(0, r), [&](int64_t i) { return value<T>(r, i); },
-            str_cat("all_gather of ", dtype, ", ", c.name));
-    }
-  });
-}
-
-void check_everything(const Group& g) {
-  for (const DType t :
-       {DType::f32, DType::f64, DType::i64, DType::i32, DType::u8, DType::boolean}) {
-    check_all_reduce(g, t);
-    check_broadcast_and_gather(g, t);
-  }
-  g.barrier();
-}
-
-// Memory from allocate(): reduced where it is, alone and together with ranks that pass other
-// memory.
-void check_allocated(const Group& g) {
+// Buckets: parts of one piece of memory under way at once.
+void check_parts(const Group& g) {
   ProcessGroup& pg = g.process_group();
   constexpr int64_t n = 100003;
   const Ref<Storage> storage = pg.allocate(n * 4);
   require(storage->bytes() == n * 4, "allocate: bytes");
+  require(pg.allocate(0)->bytes() == 0, "allocate: nothing");
   const Tensor whole = from_blob(storage->data(), {n}, {}, [storage] {});
-  const Tensor other = empty({n});
-  for (const bool mixed : {false, true})
-    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::max}) {
-      const Tensor t = mixed && g.rank() % 2 == 1 ? other : whole;
-      fill<float>(t, [&](int64_t i) { return value<float>(g.rank(), i); });
-      g.all_reduce(t, op);
-      check_elements<float>(
-          t, [&](int64_t i) { return expected<float>(op, g.size(), i); },
-          str_cat("allocated, mixed ", mixed));
-    }
-  // Buckets: parts of it under way at once.
   fill<float>(whole, [&](int64_t i) { return value<float>(g.rank(), i); });
   std::vector<WorkPtr> works;
   for (int64_t at = 0; at < n; at += 9001)
@@ -220,18 +35,6 @@ void check_allocated(const Group& g) {
   check_elements<float>(
       whole, [&](int64_t i) { return expected<float>(ReduceOp::sum, g.size(), i); },
       "allocated, in parts");
-  // From and to it.
-  const int last = g.size() - 1;
-  fill<float>(whole, [&](int64_t i) { return value<float>(g.rank(), i); });
-  g.broadcast(whole, last);
-  check_elements<float>(
-      whole, [&](int64_t i) { return value<float>(last, i); }, "allocated, broadcast");
-  fill<float>(whole, [&](int64_t i) { return value<float>(g.rank(), i); });
-  const Tensor gathered = g.all_gather(whole);
-  for (int r = 0; r < g.size(); ++r)
-    check_elements<float>(
-        gathered[r], [&](int64_t i) { return value<float>(r, i); }, "allocated, all_gather");
-  require(pg.allocate(0)->bytes() == 0, "allocate: nothing");
 }
 
 void check_records(const Group& g) {
@@ -257,27 +60,8 @@ void check_records(const Group& g) {
   }
 }
 
-// Many under way, waited for in another order; a child beside its parent, in different orders on
-// the ranks.
-void check_async(const Group& g) {
-  std::vector<Tensor> tensors;
-  std::vector<WorkPtr> works;
-  int notified = 0;
-  for (int k = 0; k < 40; ++k) {
-    tensors.push_back(empty({1 + k * 977}));
-    fill<float>(tensors.back(), [&](int64_t i) { return value<float>(g.rank(), i + k); });
-    works.push_back(g.all_reduce_async(tensors.back()));
-    works.back()->then([&] { ++notified; });
-  }
-  for (int k = 39; k >= 0; --k) works[static_cast<size_t>(k)]->wait();
-  require(notified == 40, "then: ran " + std::to_string(notified) + " times, not 40");
-  for (int k = 0; k < 40; ++k)
-    check_elements<float>(
-        tensors[static_cast<size_t>(k)],
-        [&](int64_t i) { return expected<float>(ReduceOp::sum, g.size(), i + k); }, "async");
-  for (size_t k = 1; k < works.size(); ++k)
-    require(works[k]->sequence_number() == works[k - 1]->sequence_number() + 1, "sequence numbers");
-
+// A child beside its parent, in different orders on the ranks.
+void check_child(const Group& g) {
   const auto child = g.process_group().child();
   const Tensor a = full({5}, g.rank() + 1), b = full({70000}, 10 * (g.rank() + 1));
   WorkPtr wa, wb;
@@ -299,26 +83,18 @@ void check_async(const Group& g) {
 // The same random sequence on all ranks, with ragged pauses and sizes.
 void check_stress(const Group& g) {
   std::mt19937 shared(7), own(static_cast<unsigned>(g.rank()));
-  std::vector<std::pair<WorkPtr, Tensor>> under_way;
-  std::vector<int64_t> salts;
+  std::deque<Started> under_way;
   const auto finish_first = [&] {
-    under_way.front().first->wait();
-    const int64_t salt = salts.front();
-    check_elements<float>(
-        under_way.front().second,
-        [&](int64_t i) { return expected<float>(ReduceOp::sum, g.size(), i + salt); }, "stress");
-    under_way.erase(under_way.begin());
-    salts.erase(salts.begin());
+    under_way.front().finish();
+    under_way.pop_front();
   };
   for (int k = 0; k < 300; ++k) {
     const int64_t n = shared() % 8 == 0 ? static_cast<int64_t>(shared() % 60000)
                                         : static_cast<int64_t>(shared() % 100);
-    const unsigned kind = shared() % 4;
-    if (kind == 0) g.barrier();
-    const Tensor t = empty({n});
-    fill<float>(t, [&](int64_t i) { return value<float>(g.rank(), i + k); });
-    under_way.emplace_back(g.all_reduce_async(t), t);
-    salts.push_back(k);
+    if (shared() % 4 == 0) g.barrier();
+    const auto make = [n](DType t) { return new_tensor({n}, t); };
+    under_way.push_back(start(
+        g.process_group(), {CollectiveKind::all_reduce, DType::f32, make, ReduceOp::sum, 0, 0, k}));
     if (own() % 50 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own() % 3000));
     if (own() % 3 == 0) g.process_group().progress();
     while (under_way.size() > own() % 25) finish_first();
@@ -361,10 +137,10 @@ void check_refusals(const Group& g) {
 }
 
 void check_all(const Group& g) {
-  check_everything(g);
-  check_allocated(g);
+  check_parts(g);
   check_records(g);
   check_async(g);
+  check_child(g);
   check_stress(g);
   check_refusals(g);
   require(mean(g.rank(), g) == (g.size() - 1) / 2.0, "mean");

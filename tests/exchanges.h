@@ -1,9 +1,11 @@
 // What the tests of collectives share: values that differ per rank, element and call; tensors of
 // every dtype and layout, read and written here element by element; every kind of collective as
 // something to start, and the check of what it must leave behind, computed in rank order.
+// exchange_checks.h asks a group for all of it.
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -39,6 +41,11 @@ inline bool reduces(CollectiveKind k) {
          k == CollectiveKind::reduce_scatter;
 }
 
+inline bool has_root(CollectiveKind k) {
+  return k == CollectiveKind::broadcast || k == CollectiveKind::reduce ||
+         k == CollectiveKind::gather || k == CollectiveKind::scatter || k == CollectiveKind::send;
+}
+
 inline bool meaningful(ReduceOp op, DType t) {
   if (is_floating(t)) return op < ReduceOp::band;
   if (t == DType::boolean) return op >= ReduceOp::min;
@@ -59,13 +66,17 @@ void with_type(DType t, F f) {
 template <class T>
 inline constexpr bool kIsHalf = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
 
-/// Element i of what a rank gives; `salt` tells calls apart.
+/// Element i of what a rank gives; `salt` tells calls apart. `exact`: floats are -4 .. 4 without 0,
+/// so that sums and products are exact in every order, in f16 and bf16 too. (Those of integers are the
+/// same bits in every order anyway: they wrap around.)
 template <class T>
-T value(int rank, int64_t i, int64_t salt = 0) {
+T value(int rank, int64_t i, int64_t salt = 0, bool exact = false) {
   const uint64_t h = (static_cast<uint64_t>(rank) * 1000003 + static_cast<uint64_t>(i) +
                       static_cast<uint64_t>(salt) * 7919 + 17) *
                          0x9E3779B97F4A7C15u >>
                      40;
+  if constexpr (std::is_floating_point_v<T> || kIsHalf<T>)
+    if (exact) return static_cast<T>(static_cast<float>(h % 4 + 1) * (h & 4 ? -1.0f : 1.0f));
   if constexpr (std::is_floating_point_v<T>)
     return static_cast<T>(h % 10007) / T(997) - T(5);
   else if constexpr (kIsHalf<T>)
@@ -102,10 +113,11 @@ A combined(ReduceOp op, A x, A y) {
 
 /// Element i of the reduction over `size` ranks, one after the other.
 template <class T>
-T expected(ReduceOp op, int size, int64_t i, int64_t salt = 0) {
+T expected(ReduceOp op, int size, int64_t i, int64_t salt = 0, bool exact = false) {
   using A = std::conditional_t<kIsHalf<T>, float, T>;
-  A x = static_cast<A>(value<T>(0, i, salt));
-  for (int r = 1; r < size; ++r) x = combined<A>(op, x, static_cast<A>(value<T>(r, i, salt)));
+  A x = static_cast<A>(value<T>(0, i, salt, exact));
+  for (int r = 1; r < size; ++r)
+    x = combined<A>(op, x, static_cast<A>(value<T>(r, i, salt, exact)));
   if constexpr (std::is_floating_point_v<A>)
     if (op == ReduceOp::avg) x = x * static_cast<A>(1.0 / size);
   return static_cast<T>(x);
@@ -115,14 +127,19 @@ T expected(ReduceOp op, int size, int64_t i, int64_t salt = 0) {
 
 template <class F>
 void each_offset(const Tensor& t, F f) {
-  const bool plain = t.is_contiguous();
+  const auto width = static_cast<int64_t>(size_of(t.dtype()));
+  std::vector<int64_t> index(static_cast<size_t>(t.dim()));
+  int64_t offset = 0;
   for (int64_t i = 0; i < t.numel(); ++i) {
-    int64_t rest = i, offset = plain ? i : 0;
-    for (int d = t.dim() - 1; d >= 0 && !plain; --d) {
-      offset += rest % t.shape()[d] * t.strides()[d];
-      rest /= t.shape()[d];
+    f(i, static_cast<std::byte*>(t.data_ptr()) + offset * width);
+    // A step along the last dimension that has not come to its end; those after it begin anew.
+    for (int d = t.dim() - 1; d >= 0; --d) {
+      int64_t& at = index[static_cast<size_t>(d)];
+      offset += t.strides()[d];
+      if (++at < t.shape()[d]) break;
+      offset -= at * t.strides()[d];
+      at = 0;
     }
-    f(i, static_cast<std::byte*>(t.data_ptr()) + offset * static_cast<int64_t>(size_of(t.dtype())));
   }
 }
 
@@ -134,11 +151,20 @@ void fill(const Tensor& t, F f) {
   });
 }
 
+template <class T>
+using BitsOf =
+    std::conditional_t<sizeof(T) == 1, uint8_t,
+                       std::conditional_t<sizeof(T) == 2, uint16_t,
+                                          std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>>;
+
+/// They must be the same bits.
 template <class T, class F>
 void check_elements(const Tensor& t, F f, const std::string& what) {
   each_offset(t, [&](int64_t i, std::byte* p) {
     const T x = f(i);
-    if (std::memcmp(p, &x, sizeof x) == 0) return;
+    BitsOf<T> bits;
+    std::memcpy(&bits, p, sizeof bits);
+    if (bits == std::bit_cast<BitsOf<T>>(x)) return;
     T is;
     std::memcpy(&is, p, sizeof is);
     fail<Error>(what, ": element ", i, " is ", static_cast<double>(static_cast<float>(is)),
@@ -182,6 +208,10 @@ inline std::vector<Layout> layouts() {
       plain("one element", {1}),
       plain("0-d", {}),
       plain("empty", {3, 0, 2}),
+      {"empty and transposed",
+       [](DType t) {
+         return new_tensor({3, 0}, t).transpose(0, 1);
+       }},
       plain("contiguous", {7, 13}),
       {"transposed",
        [](DType t) {
@@ -212,8 +242,10 @@ struct Ask {
   std::function<Tensor(DType)> make;  // a tensor of the shape that the kind asks for
   ReduceOp op = ReduceOp::sum;
   int root = 0;
-  int to = 0;        // of send and recv, from root
-  int64_t salt = 0;  // the same on all ranks; sizes of all_to_all hang on it as well
+  int to = 0;          // of send and recv, from root
+  int64_t salt = 0;    // the same on all ranks; sizes of an uneven all_to_all hang on it as well
+  bool even = false;   // all_to_all: every piece is a tensor of make; else of pair_numel elements
+  bool exact = false;  // reductions of floats do not depend on an order
 };
 
 struct Started {
@@ -239,8 +271,8 @@ Started start_as(ProcessGroup& g, const Ask& a) {
   const std::string what = str_cat(name_of(a.kind), "(", name_of(a.op), ") of ", a.dtype, ", root ",
                                    a.root, ", salt ", a.salt, ", rank ", me, " of ", size);
   // What rank r gives for (or to) rank `to`.
-  const auto given = [s = a.salt](int r, int to = 0) {
-    return [=](int64_t i) { return value<T>(r, i, s + to); };
+  const auto given = [s = a.salt, exact = a.exact && reduces(a.kind)](int r, int to = 0) {
+    return [=](int64_t i) { return value<T>(r, i, s + to, exact); };
   };
   const auto make = [&](auto f) {
     const Tensor t = a.make(a.dtype);
@@ -252,8 +284,8 @@ Started start_as(ProcessGroup& g, const Ask& a) {
     check_elements<T>(t, f, what);
     check_gaps(t, what);
   };
-  const auto sum = [op = a.op, size, s = a.salt](int to = 0) {
-    return [=](int64_t i) { return expected<T>(op, size, i, s + to); };
+  const auto sum = [op = a.op, size, s = a.salt, exact = a.exact](int to = 0) {
+    return [=](int64_t i) { return expected<T>(op, size, i, s + to, exact); };
   };
   std::vector<Tensor> in, out;
   switch (a.kind) {
@@ -294,9 +326,9 @@ Started start_as(ProcessGroup& g, const Ask& a) {
     }
     case CollectiveKind::all_to_all: {
       for (int r = 0; r < size; ++r) {
-        in.push_back(new_tensor({pair_numel(me, r, a.salt)}, a.dtype));
+        in.push_back(a.even ? blank() : new_tensor({pair_numel(me, r, a.salt)}, a.dtype));
         fill<T>(in.back(), given(me, r));
-        out.push_back(new_tensor({pair_numel(r, me, a.salt)}, a.dtype));
+        out.push_back(a.even ? blank() : new_tensor({pair_numel(r, me, a.salt)}, a.dtype));
       }
       return {what, g.all_to_all(out, in), [=] {
                 for (int r = 0; r < size; ++r) {

@@ -6,7 +6,7 @@
 #include <lockstep/distributed/hosts/group.h>
 
 #include "equality.h"
-#include "every_kind.h"
+#include "exchange_checks.h"
 #include "sockets.h"
 #include "texts.h"
 
@@ -16,6 +16,8 @@ using ranks::Ended;
 using ranks::require;
 
 namespace {
+
+const Scope kScope{.pairs = false, .in_rank_order = false, .two_byte_means = false, .brief = true};
 
 /// host_of[r] is the host of rank r.
 ranks::Options on_hosts(const std::vector<int>& host_of, ranks::Options options = {}) {
@@ -50,9 +52,11 @@ Group join(Milliseconds timeout = std::chrono::seconds(60)) {
 
 TEST_CASE("rank: every kind" * doctest::skip()) {
   const Group g = join();
-  every_kind::check_all(g);
-  every_kind::check_bits(g);
-  every_kind::check_async(g);
+  Scope scope = kScope;
+  scope.two_byte_means = std::getenv("LOCAL_WORLD_SIZE") == std::string("2");
+  check_exchanges(g, scope);
+  check_bits(g);
+  check_async(g, kScope);
   const auto message = error_of<DistError>([&] { g.send(ones({2}), g.rank() == 0 ? 1 : 0); });
   expect(message, {"send: backend shm+gloo has no send", "new_group"});
   g.destroy();
@@ -67,9 +71,11 @@ TEST_CASE("ranks of a host need not be neighbours") {
 }
 TEST_CASE("rank: bits" * doctest::skip()) {
   const Group g = join();
-  every_kind::check_bits(g);
-  every_kind::check_async(g);
-  for (const auto& layout : every_kind::layouts()) every_kind::check_layout<float>(g, layout);
+  check_bits(g);
+  check_async(g, kScope);
+  Scope scope = kScope;
+  scope.dtypes = {DType::f32};
+  check_every_kind(g, scope);
 }
 
 TEST_CASE("rank: traffic" * doctest::skip()) {
@@ -349,7 +355,7 @@ struct Namespaces {
 
 TEST_CASE("rank: in a namespace" * doctest::skip()) {
   const Group g = join();
-  every_kind::check_bits(g);
+  check_bits(g);
   const auto one = equality::train(Group(), {}), mine = equality::train(g, {});
   require(equality::difference(mine.weights, one.weights) <= 1e-12, "differs from one process");
   // Gloo, and the store, listen on the cable alone.
