@@ -83,7 +83,7 @@ inline void check_every_kind(const Group& g, const Scope& scope = {}) {
     try {
       one.finish();
     } catch (const Error& e) {
-      fail<Error>(layout.name, ": ", one.what, ": ", e.what());
+      fail<Error>(layout.name, ": ", e.what());
     }
   };
   for (const DType dtype : scope.dtypes)
