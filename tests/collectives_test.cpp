@@ -1,6 +1,6 @@
-// What a group does beside the kinds of collectives that exchanges_test looks at: parts of its memory,
-// records, children, stress, refusals; on ranks that are threads (local), processes (shm) and alone.
-// And how groups begin and end: backends by name, failing threads, sockets that are left.
+// What a group does beside the kinds of collectives that exchanges_test looks at: parts of its
+// memory, records, children, stress, refusals; on ranks that are threads (local), processes (shm)
+// and alone. And how groups begin and end: backends by name, failing threads, sockets that are left.
 #include <doctest/doctest.h>
 
 #include <deque>

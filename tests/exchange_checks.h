@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cmath>
+#include <memory>
 #include <string_view>
 
 #include "exchanges.h"
@@ -12,14 +13,14 @@ namespace lockstep::dist {
 
 struct Scope {
   bool pairs = true;  // send and recv
-  /// Floats are reduced in rank order, two-byte ones in f32 and rounded once. Else what is reduced is
-  /// such that the order does not matter.
+  /// Floats are reduced in rank order, two-byte ones in f32 and rounded once. Else what is reduced
+  /// is such that the order does not matter.
   bool in_rank_order = true;
-  /// Means of two-byte floats that are scaled before they are added are exact only where all that is
-  /// divided by are powers of two.
+  /// Means of two-byte floats are asked for. Where these are scaled before they are added, they are
+  /// exact only if all numbers of ranks that are divided by are powers of two.
   bool two_byte_means = true;
-  /// A call costs much. Layouts differ in how bytes are copied: f32, f64 and u8 see all but the large
-  /// ones, the other dtypes two of them. f32 is asked for call by call, the others all at once.
+  /// A call costs much. Layouts differ in how bytes are copied: f32, f64 and u8 see all but the
+  /// large ones, the other dtypes two of them. f32 is asked for call by call, the rest all at once.
   bool brief = false;
   std::vector<DType> dtypes{std::begin(kDTypes), std::end(kDTypes)};
 };
@@ -83,7 +84,7 @@ inline void check_every_kind(const Group& g, const Scope& scope = {}) {
     try {
       one.finish();
     } catch (const Error& e) {
-      fail<Error>(layout.name, ": ", one.what, ": ", e.what());
+      fail<Error>(layout.name, ": ", e.what());
     }
   };
   for (const DType dtype : scope.dtypes)
@@ -276,8 +277,8 @@ inline void check_exchanges(const Group& g, const Scope& scope = {}) {
   g.barrier();
 }
 
-/// Means of many sizes, also such as are cut into pieces: the same bits on all ranks and in every run,
-/// near the mean in rank order.
+/// Means of many sizes, also such as are cut into pieces: the same bits on all ranks and in every
+/// run, near the mean in rank order.
 inline void check_bits(const Group& g) {
   const auto number = [](int rank, int64_t i) { return value<float>(rank, i) / 8; };  // below 1
   for (const int64_t n : {1, 2, 3, 5, 1000, 100003, 700001}) {
@@ -309,18 +310,18 @@ inline void check_bits(const Group& g) {
 inline void check_async(const Group& g, const Scope& scope = {}) {
   constexpr size_t kMany = 40;
   std::vector<Started> under_way;
-  std::vector<int> then(kMany);
+  const auto ran = std::make_shared<std::vector<int>>(kMany);  // it outlives works that fail
   for (size_t k = 0; k < kMany; ++k) {
     const auto n = static_cast<int64_t>(1 + k * 977);
     Ask ask{CollectiveKind::all_reduce, DType::f32, [n](DType t) { return new_tensor({n}, t); }};
     ask.salt = static_cast<int64_t>(k);
     ask.exact = !scope.in_rank_order;
     under_way.push_back(start(g.process_group(), ask));
-    under_way[k].work->then([&then, k] { ++then[k]; });
+    under_way[k].work->then([ran, k] { ++(*ran)[k]; });
   }
   for (size_t k = kMany; k-- > 0;) {
     under_way[k].finish();
-    ranks::require(then[k] == 1, str_cat("then() ran ", then[k], " times"));
+    ranks::require((*ran)[k] == 1, str_cat("then() ran ", (*ran)[k], " times"));
     ranks::require(under_way[k].work->is_completed(), "waited for, and not complete");
     ranks::require(k == 0 || under_way[k].work->sequence_number() ==
                                  under_way[k - 1].work->sequence_number() + 1,

@@ -67,8 +67,8 @@ template <class T>
 inline constexpr bool kIsHalf = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
 
 /// Element i of what a rank gives; `salt` tells calls apart. `exact`: floats are -4 .. 4 without 0,
-/// so that sums and products are exact in every order, in f16 and bf16 too. (Those of integers are the
-/// same bits in every order anyway: they wrap around.)
+/// so that sums and products are exact in every order, in f16 and bf16 too. (Those of integers are
+/// the same bits in every order anyway: they wrap around.)
 template <class T>
 T value(int rank, int64_t i, int64_t salt = 0, bool exact = false) {
   const uint64_t h = (static_cast<uint64_t>(rank) * 1000003 + static_cast<uint64_t>(i) +

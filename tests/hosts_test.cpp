@@ -50,11 +50,31 @@ Group join(Milliseconds timeout = std::chrono::seconds(60)) {
 
 }  // namespace
 
+namespace {
+
+// Each host averages its own, weighed by how many ranks it has; of these values that is exact.
+void check_two_byte_means(const Group& g) {
+  const auto check = [&]<class T>(DType dtype, T) {
+    const auto times = [](int n) {
+      return [n](int64_t i) { return T(static_cast<float>(n * (i % 7 + 1))); };
+    };
+    const Tensor t = new_tensor({100}, dtype);
+    fill<T>(t, times(12 * (g.rank() + 1)));
+    g.all_reduce(t, ReduceOp::avg);
+    check_elements<T>(t, times(30), str_cat("the mean of ", dtype));  // 12 (1 + 2 + 3 + 4) / 4
+  };
+  check(DType::f16, Half());
+  check(DType::bf16, BFloat16());
+}
+
+}  // namespace
+
 TEST_CASE("rank: every kind" * doctest::skip()) {
   const Group g = join();
   Scope scope = kScope;
   scope.two_byte_means = std::getenv("LOCAL_WORLD_SIZE") == std::string("2");
   check_exchanges(g, scope);
+  check_two_byte_means(g);
   check_bits(g);
   check_async(g, kScope);
   const auto message = error_of<DistError>([&] { g.send(ones({2}), g.rank() == 0 ? 1 : 0); });
