@@ -10,9 +10,13 @@ using namespace lockstep;
 using namespace lockstep::dist;
 using ranks::require;
 
-#ifdef __SANITIZE_THREAD__  // which takes minutes to look at all that five ranks do
+// Sanitizers take minutes to look at all that five ranks do.
+#if defined(__SANITIZE_THREAD__)
 constexpr int kMostRanks = 3;
 const Scope kScope{.dtypes = {DType::f32, DType::bf16}};
+#elif defined(__SANITIZE_ADDRESS__)
+constexpr int kMostRanks = 3;
+const Scope kScope;
 #else
 constexpr int kMostRanks = 5;
 const Scope kScope;

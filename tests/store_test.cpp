@@ -265,7 +265,7 @@ TEST_CASE("a server that is stopped holds nobody up who only tells") {
   setenv("TEST_PORT", std::to_string(port).c_str(), 1);
   std::vector<ranks::Ended> ended;
   std::thread process([&] {
-    ended = ranks::run_ranks(2, "rank: stops with the server", {.deadline = 5, .only = {0}});
+    ended = ranks::run_ranks(2, "rank: stops with the server", {.deadline = 1.5, .only = {0}});
   });
   Store store(options(1, 2, port));
   store.tell("a", "b");
