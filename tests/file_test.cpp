@@ -16,15 +16,6 @@ using namespace lockstep;
 
 namespace {
 
-template <class F>
-std::string io_error(F f) {
-  try {
-    f();
-  } catch (const IoError& e) {
-    return e.what();
-  }
-  return "no IoError";
-}
 // A file size limit stands in for a full disk: writes fail half way.
 class FileSizeLimit {
  public:
@@ -101,7 +92,7 @@ TEST_CASE("a file that cannot grow is removed, and the error says what to do") {
   std::string text;
   {
     FileSizeLimit limit(100'000);
-    text = io_error([&] { write_file_atomically(path, std::string(200'000, 'x')); });
+    text = error_of<IoError>([&] { write_file_atomically(path, std::string(200'000, 'x')); });
   }
   CHECK_MESSAGE(contains(text, path), text);
   CHECK_MESSAGE(contains(text, "File too large"), text);
@@ -113,7 +104,7 @@ TEST_CASE("a file that cannot grow is removed, and the error says what to do") {
 TEST_CASE("a full device is reported as such") {
   const int fd = ::open("/dev/full", O_WRONLY);
   if (fd < 0) return;  // not on this system
-  const std::string text = io_error([&] {
+  const std::string text = error_of<IoError>([&] {
     FileWriter out(fd, "checkpoint");
     out.write("x");
     out.flush();
@@ -126,16 +117,16 @@ TEST_CASE("a full device is reported as such") {
 
 TEST_CASE("places where no file can be") {
   TemporaryFolder folder;
-  std::string text = io_error([&] { write_file_atomically(folder / "missing/a", "x"); });
+  std::string text = error_of<IoError>([&] { write_file_atomically(folder / "missing/a", "x"); });
   CHECK_MESSAGE(contains(text, "missing exists"), text);
   CHECK_MESSAGE(contains(text, "No such file or directory"), text);
 
-  text = io_error([&] { write_file_atomically(folder.path().string(), "x"); });
+  text = error_of<IoError>([&] { write_file_atomically(folder.path().string(), "x"); });
   CHECK_MESSAGE(contains(text, "is a folder"), text);
 
   // A pipe or a device must not be replaced by a file.
   ::mkfifo((folder / "pipe").c_str(), 0600);
-  text = io_error([&] { write_file_atomically(folder / "pipe", "x"); });
+  text = error_of<IoError>([&] { write_file_atomically(folder / "pipe", "x"); });
   CHECK_MESSAGE(contains(text, "not a regular file"), text);
   CHECK(std::filesystem::is_fifo(folder / "pipe"));
 }
@@ -148,12 +139,16 @@ TEST_CASE("FileReader reads what is there and says what is not") {
   char text[4];
   file.read(6, text, 4);
   CHECK(std::string(text, 4) == "6789");
-  CHECK_MESSAGE(contains(io_error([&] { file.read(7, text, 4); }), "ends at byte 10"), "");
-  CHECK(contains(io_error([&] { FileReader("test", folder / "b"); }), "test: cannot open"));
-  CHECK(contains(io_error([&] { FileReader("test", folder.path().string()); }), "is a folder"));
+  CHECK_MESSAGE(contains(error_of<IoError>([&] { file.read(7, text, 4); }), "ends at byte 10"), "");
+  CHECK(
+      contains(error_of<IoError>([&] { FileReader("test", folder / "b"); }), "test: cannot open"));
+  CHECK(contains(error_of<IoError>([&] { FileReader("test", folder.path().string()); }),
+                 "is a folder"));
   ::mkfifo((folder / "pipe").c_str(), 0600);
-  CHECK(contains(io_error([&] { FileReader("test", folder / "pipe"); }), "not a regular file"));
+  CHECK(contains(error_of<IoError>([&] { FileReader("test", folder / "pipe"); }),
+                 "not a regular file"));
 
   CHECK(read_file(folder / "a") == "0123456789");
-  CHECK(contains(io_error([&] { read_file(folder / "a", 9); }), "more than the limit of 9"));
+  CHECK(
+      contains(error_of<IoError>([&] { read_file(folder / "a", 9); }), "more than the limit of 9"));
 }

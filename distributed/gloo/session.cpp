@@ -99,7 +99,7 @@ Session::Session(GlooSetup setup, std::shared_ptr<gloo::transport::Device> devic
     if (why.empty()) {
       const Clock::time_point until = Clock::now() + kOthersTime;
       do {
-        why = who_is_gone(Milliseconds(0));
+        why = who_is_gone();
       } while (why.empty() && Clock::now() < until &&
                (std::this_thread::sleep_for(Milliseconds(50)), true));
     }
@@ -230,27 +230,38 @@ void Session::look() {
   } catch (const DistError&) {
     // Without its store rank 0 is gone, which the next lines find.
   }
-  const std::string gone = who_is_gone(kLastBreath);
-  if (gone.find("died") != std::string::npos) stop(gone + notes());
+  if (const std::string dead = who_died(kLastBreath); !dead.empty()) stop(dead + notes());
 }
 
-// The ranks of this group that died, or else that left.
-std::string Session::who_is_gone(Milliseconds at_least) {
-  std::string left;
-  for (const Store::Lost& lost : setup_.store->lost()) {
-    const auto here = std::find(setup_.ranks.begin(), setup_.ranks.end(), lost.rank);
-    if (here == setup_.ranks.end() || here - setup_.ranks.begin() == rank()) continue;
-    if (!lost.left && (lost.since >= at_least || lost.pid == 0)) return lost.text();
-    if (lost.left) left = lost.text();
-  }
-  for (int r = 0; r < size() && left.empty(); ++r) {
+// The others of this group that the store misses.
+std::vector<Store::Lost> Session::lost() const {
+  std::vector<Store::Lost> lost = setup_.store->lost();
+  std::erase_if(lost, [&](const Store::Lost& l) {
+    return l.rank == job_rank(rank()) ||
+           std::find(setup_.ranks.begin(), setup_.ranks.end(), l.rank) == setup_.ranks.end();
+  });
+  return lost;
+}
+
+// The first that died, at least so long ago.
+std::string Session::who_died(Milliseconds at_least) const {
+  for (const Store::Lost& l : lost())
+    if (!l.left && (l.since >= at_least || l.pid == 0)) return l.text();
+  return {};
+}
+
+// One that died, or else one that left.
+std::string Session::who_is_gone() const {
+  std::string gone = who_died(Milliseconds(0));
+  if (const auto left = lost(); gone.empty() && !left.empty()) gone = left.front().text();
+  for (int r = 0; r < size() && gone.empty(); ++r) {
     try {
-      if (r != rank() && has_left(r)) left = str_cat("rank ", job_rank(r), " has left");
+      if (r != rank() && has_left(r)) gone = str_cat("rank ", job_rank(r), " has left");
     } catch (const DistError&) {
       break;
     }
   }
-  return left;
+  return gone;
 }
 
 // A rank that is done with this group, or with one that this was made from, does not come here any more.
@@ -261,10 +272,10 @@ bool Session::has_left(int r) const {
 }
 
 // While it connects: somebody is gone, or a group that this one is made from has ended.
-std::string Session::why_nobody_comes() {
+std::string Session::why_nobody_comes() const {
   for (std::string_view name = parent_of(setup_.name); !name.empty(); name = parent_of(name))
     if (const auto why = setup_.store->try_get(str_cat(name, "/end"))) return *why;
-  return who_is_gone(Milliseconds(0));
+  return who_is_gone();
 }
 
 std::string Session::explain(const NumberedCall& call, const std::string& what) {
@@ -286,8 +297,7 @@ std::string Session::diagnose(const NumberedCall& call, const std::string& what,
     const Clock::time_point until = Clock::now() + (late ? kOthersTime : kReasonTime);
     do {
       if (const auto why = setup_.store->try_get(key("end"))) return *why;
-      if (const std::string gone = who_is_gone(Milliseconds(0)); !gone.empty())
-        return gone + notes();
+      if (const std::string gone = who_is_gone(); !gone.empty()) return gone + notes();
       for (int r = 0; r < size() && late; ++r) {
         if (r == rank() || others.contains(r)) continue;
         if (const auto theirs = setup_.store->try_get(key("last", r))) others[r] = *theirs;
@@ -296,7 +306,7 @@ std::string Session::diagnose(const NumberedCall& call, const std::string& what,
       std::this_thread::sleep_for(Milliseconds(30));
     } while (Clock::now() < until);
   } catch (const DistError& e) {
-    const std::string gone = who_is_gone(Milliseconds(0));
+    const std::string gone = who_is_gone();
     return gone.empty() ? e.what() : gone;
   }
   return late ? disagreement(call, others) + notes() : what;

@@ -61,9 +61,11 @@ class Session {
   void compare(const NumberedCall& call);
   std::string explain(const NumberedCall& call, const std::string& what);
   std::string diagnose(const NumberedCall& call, const std::string& what, bool late);
-  std::string who_is_gone(Milliseconds at_least);
+  std::vector<Store::Lost> lost() const;
+  std::string who_died(Milliseconds at_least) const;
+  std::string who_is_gone() const;
   bool has_left(int rank) const;
-  std::string why_nobody_comes();
+  std::string why_nobody_comes() const;
   std::string disagreement(const NumberedCall& call,
                            const std::map<int, std::string>& others) const;
   std::string notes() const;

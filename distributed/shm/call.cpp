@@ -7,8 +7,6 @@
 namespace lockstep::dist {
 
 namespace {
-static_assert(static_cast<int>(CallKind::recv) == static_cast<int>(CollectiveKind::recv));
-
 // By kind: whether streams are combined, who offers, who takes, whether a stream has parts.
 constexpr Pattern kPatterns[] = {
     {true, Who::all, Who::all, false},             // all_reduce

@@ -10,26 +10,15 @@
 
 namespace lockstep::dist {
 
-/// The CollectiveKinds in their order, then what a communicator does for itself.
+/// A CollectiveKind, or, after the last of those, what a communicator does for itself.
 enum class CallKind : uint8_t {
-  all_reduce,
-  broadcast,
-  reduce,
-  all_gather,
-  reduce_scatter,
-  gather,
-  scatter,
-  all_to_all,
-  barrier,
-  send,
-  recv,
-  child,
+  child = static_cast<uint8_t>(CollectiveKind::recv) + 1,
   allocate,
   new_group
 };
 
 struct Call {
-  CallKind kind = CallKind::barrier;
+  CallKind kind = static_cast<CallKind>(CollectiveKind::barrier);
   ReduceOp reduce = ReduceOp::sum;
   DType dtype = DType::u8;
   int32_t dims = 0;
@@ -41,6 +30,7 @@ struct Call {
   int64_t shape[Shape::kMaxDims] = {};
 
   static Call of(const Collective& c);
+  bool is(CollectiveKind k) const { return kind == static_cast<CallKind>(k); }
   bool agrees_with(const Call& other) const;
   int64_t numel() const;
   /// "all_reduce(sum) of f32 [10]".

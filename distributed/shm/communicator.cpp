@@ -42,7 +42,7 @@ void Communicator::raise_others() const {
 }
 
 TransferCounts& Communicator::transfers(const Call& call) {
-  const bool sends = call.kind == CallKind::send;
+  const bool sends = call.is(CollectiveKind::send);
   return (sends ? sends_ : receives_)[static_cast<size_t>(call.root)];
 }
 
@@ -69,7 +69,7 @@ WorkPtr Communicator::issue(Call call, Collective what) {
   std::shared_ptr<Operation> op;
   {
     std::lock_guard lock(engine_->mutex());
-    const bool transfers_it = call.kind == CallKind::send || call.kind == CallKind::recv;
+    const bool transfers_it = call.is(CollectiveKind::send) || call.is(CollectiveKind::recv);
     call.sequence = transfers_it ? ++transfers(call).called : ++sequence_;
     if (!usable()) refuse(NamedCall{call, what.options.label}.text());
     if (transfers_it) {

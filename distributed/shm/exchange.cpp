@@ -65,7 +65,7 @@ bool Exchange::lane_is_free() const {
 }
 
 void Exchange::publish() {
-  if (call_.kind == CallKind::all_to_all)
+  if (call_.is(CollectiveKind::all_to_all))
     for (size_t r = 0; r < static_cast<size_t>(size_); ++r) {
       area().gives(call_.sequence, rank_)[r] = what_.inputs[r].numel();
       area().wants(call_.sequence, rank_)[r] = what_.outputs[r].numel();
@@ -99,7 +99,7 @@ void Exchange::compare() {
     else
       any_window_ = true;
   }
-  if (call_.kind == CallKind::all_to_all && !sizes_agree()) return;
+  if (call_.is(CollectiveKind::all_to_all) && !sizes_agree()) return;
   const bool is_there = pattern_.combines && direct();  // the result will be
   if (!is_there && is_among(pattern_.takes, rank_, call_.root)) plan_taking();
   enter(State::agreed);
@@ -142,7 +142,7 @@ void Exchange::plan_taking() {
 uint64_t Exchange::first_chunk_from(int source) const {
   if (!pattern_.parts) return 0;
   const int slots_before = (rank_ - source + size_) % size_;
-  if (call_.kind != CallKind::all_to_all)
+  if (!call_.is(CollectiveKind::all_to_all))
     return static_cast<uint64_t>(slots_before) * chunks_of(call_.numel(), chunk_elements_);
   uint64_t begin = 0;
   for (int k = 0; k < slots_before; ++k)

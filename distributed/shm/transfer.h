@@ -20,7 +20,7 @@ class Transfer final : public Operation {
   std::vector<int> missing() const override;
 
  private:
-  bool sends() const { return call_.kind == CallKind::send; }
+  bool sends() const { return call_.is(CollectiveKind::send); }
   int other() const { return call_.root; }
   Pair& pair() const { return sends() ? area().pair(rank_, other()) : area().pair(other(), rank_); }
   bool begin_sending();
