@@ -167,7 +167,7 @@ void convert(const Tensor& t, Target target) {
   const Tensor with = t.detach().to(target);
   TensorBody& body = t.body();
   if (with.storage().data() == body.storage->data() && with.dtype() == body.dtype) return;
-  if (std::exchange(body.is_view, false)) body.storage->count_view(-1);
+  body.base = nullptr;
   body.storage = with.body().storage;
   body.offset = with.body().offset;
   body.strides = with.strides();
