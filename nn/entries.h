@@ -19,7 +19,7 @@ struct Entries {
   std::vector<std::pair<std::string, Parameter*>> parameters;  // undefined ones too
   std::vector<std::pair<std::string, Buffer*>> buffers;
   std::vector<std::pair<std::string, Module*>> modules;
-  std::vector<const void*> references;  // parts of other modules
+  std::vector<std::pair<const void*, Module*>> references;  // parts of other modules
   std::vector<const PositionalModules*> lists;
   std::vector<Field> fields;
 };

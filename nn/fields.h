@@ -39,7 +39,8 @@ class LOCKSTEP_API FieldVisitor {
   virtual void buffer(const std::string& name, Buffer& b) = 0;
   virtual void module(const std::string& name, Module& m) = 0;
   /// A part that belongs to another module: it is neither trained, moved nor saved with this one.
-  virtual void reference(const void* /*part*/) {}
+  /// `module` is the part, if it is a module.
+  virtual void reference(const void* /*part*/, Module* /*module*/) {}
   /// A list that names its modules itself, before they are visited.
   virtual void list(const PositionalModules& /*list*/) {}
   /// The field as a whole, before its parts.
@@ -110,7 +111,10 @@ void visit_field(FieldVisitor& v, const std::string& name, T& field) {
   } else if constexpr (std::is_same_v<T, Buffer>) {
     v.buffer(name, field);
   } else if constexpr (holder<T> == Holder::reference) {
-    v.reference(&field.get());
+    if constexpr (std::is_base_of_v<Module, std::remove_cvref_t<decltype(field.get())>>)
+      v.reference(&field.get(), &field.get());
+    else
+      v.reference(&field.get(), nullptr);
   } else if constexpr (holder<T> == Holder::optional || holder<T> == Holder::pointer) {
     if (field) visit_field(v, name, *field);
   } else if constexpr (std::is_same_v<T, PositionalModules>) {

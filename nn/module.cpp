@@ -42,7 +42,7 @@ struct Collector final : FieldVisitor {
   }
   void buffer(const std::string& name, Buffer& b) override { found.buffers.emplace_back(name, &b); }
   void module(const std::string& name, Module& m) override { found.modules.emplace_back(name, &m); }
-  void reference(const void* part) override { found.references.push_back(part); }
+  void reference(const void* part, Module* m) override { found.references.emplace_back(part, m); }
   void list(const PositionalModules& list) override { found.lists.push_back(&list); }
   void field(const std::string& name, const void* at, size_t size, size_t alignment) override {
     found.fields.push_back({name, reinterpret_cast<uintptr_t>(at), size, alignment});
@@ -73,6 +73,8 @@ void for_each_module(const Module& module, const ModuleFunction& f, bool always)
     std::vector<Unnamed> pointed;
     traverse(module, "", [&](const std::string&, Module& m, const Entries& entries) {
       for (auto& [name, child] : entries.modules) external(*child);
+      for (auto& [part, other] : entries.references)
+        if (other) external(*other);
       check_fields(m, entries, pointed);
     });
     check_still_unnamed(pointed);

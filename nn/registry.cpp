@@ -105,7 +105,7 @@ void check_fields(Module& module, const Entries& entries, std::vector<Unnamed>& 
   for (auto& [name, p] : entries.parameters) mark(p);
   for (auto& [name, b] : entries.buffers) mark(b);
   for (auto& [name, m] : entries.modules) mark(m);
-  for (const void* part : entries.references) mark(part);
+  for (auto& [part, m] : entries.references) mark(part);
   for (auto it = r.parts.upper_bound(begin); it != r.parts.end() && it->first < end; ++it)
     if (!is_named(it->first)) throw Error(error(it->first, it->second.what, it->first, "of type"));
 

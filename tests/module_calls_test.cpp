@@ -1,0 +1,230 @@
+// Which forward a call runs: the object's own, through whatever reference, container or wrapper it is
+// called; and the same numbers whether Sequential fuses its layers or an observer keeps it from that.
+#include <doctest/doctest.h>
+
+#include <cstring>
+
+#include <lockstep/distributed/data_parallel.h>
+#include <lockstep/nn/nn.h>
+#include <lockstep/tensor/node.h>
+#include <lockstep/tensor/ops/elementwise.h>
+#include <lockstep/tensor/ops/reduce.h>
+#include <lockstep/tensor/random.h>
+
+#include "golden.h"
+#include "texts.h"
+
+using namespace lockstep;
+
+namespace {
+
+struct Scaled : nn::Linear {
+  double s = 10;
+  using nn::Linear::Linear;
+  Tensor forward(const Tensor& x) { return nn::Linear::forward(x) * s; }
+  LOCKSTEP_MODULE(Scaled, weight, bias, s)
+};
+struct Leaky : nn::ReLU {
+  Tensor forward(Tensor x) { return leaky_relu(x, 0.5); }
+  LOCKSTEP_MODULE(Leaky)
+};
+/// Gets at its base's forward by the call operator.
+struct CallsBase : nn::Linear {
+  using nn::Linear::Linear;
+  Tensor forward(const Tensor& x) { return nn::Linear::operator()(x) + 1.0; }
+  LOCKSTEP_MODULE(CallsBase, weight, bias)
+};
+struct TwoInputs : nn::Linear {
+  using nn::Linear::Linear;
+  Tensor forward(const Tensor& x, const Tensor& y) { return nn::Linear::forward(x) + y; }
+  LOCKSTEP_MODULE(TwoInputs, weight, bias)
+};
+struct Inherits : Scaled {  // forward and fields as they are
+  using Scaled::Scaled;
+  LOCKSTEP_MODULE(Inherits, weight, bias, s)
+};
+struct NoMacro : nn::Linear {
+  using nn::Linear::Linear;
+  Tensor forward(const Tensor& x) { return nn::Linear::forward(x) * 10.0; }
+};
+struct NoMacroNorm : nn::BatchNorm1d {
+  using nn::BatchNorm1d::BatchNorm1d;
+};
+struct NoMacroChain : nn::Sequential {
+  NoMacroChain() : Sequential(nn::ReLU{}) {}
+};
+
+struct Block : nn::Sequential {
+  nn::Parameter gain = full({3}, 2);
+  Block() : Sequential(nn::Linear{2, 3}, nn::ReLU{}) {}
+  Tensor forward(Tensor x) { return Sequential::forward(std::move(x)) * gain; }
+  LOCKSTEP_MODULE(Block, modules, gain)
+};
+struct ForgetfulBlock : nn::Sequential {
+  nn::Parameter gain = ones({3});
+  ForgetfulBlock() : Sequential(nn::Linear{2, 3}) {}
+  LOCKSTEP_MODULE(ForgetfulBlock, gain)
+};
+
+template <class M>
+M with_ones(M linear) {
+  nn::init::ones_(linear.weight);
+  nn::init::zeros_(linear.bias);
+  return linear;
+}
+double at(nn::Module& m, double x) { return m(full({1, 1}, x)).item<double>(); }
+
+struct Watch : nn::CallObserver {
+  std::vector<std::string> left;
+  void enter(nn::Module&) override {}
+  void leave(nn::Module& m, const Tensor*) override { left.push_back(m.module_type().name); }
+};
+
+}  // namespace
+
+TEST_CASE("Sequential runs the forward of subclasses of what it fuses") {
+  nn::Sequential a{with_ones(Scaled{1, 1})}, b{with_ones(Scaled{1, 1}), nn::ReLU{}},
+      c{with_ones(nn::Linear{1, 1}), Leaky{}}, d{with_ones(Inherits{1, 1}), nn::ReLU{}};
+  CHECK(at(a, 2) == 20);
+  CHECK(at(b, 2) == 20);
+  CHECK(at(c, -2) == -1);
+  CHECK(at(d, 2) == 20);
+  const Watch watch;
+  CHECK(at(b, 2) == 20);
+  CHECK(at(c, -2) == -1);
+}
+
+TEST_CASE("operator() through a base class runs the object's own forward") {
+  Scaled scaled = with_ones(Scaled{1, 1});
+  nn::Linear& linear = scaled;
+  const Tensor x = full({1, 1}, 2);
+  CHECK(linear(x).item<double>() == 20);
+  std::vector<std::unique_ptr<nn::Linear>> list;
+  list.push_back(std::make_unique<Scaled>(with_ones(Scaled{1, 1})));
+  CHECK((*list[0])(x).item<double>() == 20);
+  nn::Sequential net{with_ones(Scaled{1, 1})};
+  CHECK(net.at<nn::Linear>(0)(x).item<double>() == 20);
+  dist::DistributedDataParallel<nn::Linear> wrapped{linear, dist::Group()};
+  CHECK(wrapped(x).item<double>() == 20);
+  Leaky leaky;
+  nn::ReLU& relu = leaky;
+  CHECK(relu(full({1}, -2)).item<double>() == -1);
+  // Another signature than the base's cannot be guessed.
+  CHECK(contains(error_of([&] { linear(x, Activation::relu); }),
+                 "call: the object is a Scaled referred to as its base class lockstep::nn::Linear"));
+  TwoInputs two{1, 1};
+  nn::Linear& base = two;
+  CHECK_THROWS_AS(base(x), Error);
+  CHECK(two(x, x).shape() == Shape{1, 1});
+}
+
+TEST_CASE("operator() of the base, called by a subclass's forward, is the base's forward") {
+  CallsBase m = with_ones(CallsBase{1, 1});
+  CHECK(at(m, 2) == 3);
+  nn::Linear& base = m;
+  CHECK(base(full({1, 1}, 2)).item<double>() == 3);
+}
+
+TEST_CASE("clone, share and to of a subclass through its base never slice it") {
+  Scaled scaled = with_ones(Scaled{1, 1});
+  nn::Linear& base = scaled;
+  CHECK_THROWS_AS(base.clone(), Error);
+  CHECK_THROWS_AS(base.share(), Error);
+  CHECK_THROWS_AS(std::move(base).to(DType::f64), Error);
+  CHECK(scaled.weight.dtype() == DType::f32);
+  nn::Sequential net{std::move(scaled)};
+  nn::Sequential copy = net.clone(), shared = net.share();
+  CHECK(at(copy, 2) == 20);
+  CHECK(at(shared, 2) == 20);
+  CHECK(nn::summary(net, zeros({1, 1})).rows[1].type == "Scaled 1->1");
+}
+
+TEST_CASE("a subclass without its own LOCKSTEP_MODULE is an error that names it") {
+  const Tensor x = zeros({2, 1});
+  NoMacro m{1, 1};
+  const std::string want =
+      "NoMacro: it extends Linear and has no LOCKSTEP_MODULE of its own";
+  CHECK(contains(error_of([&] { m(x); }), want));
+  CHECK(contains(error_of([&] { static_cast<nn::Module&>(m)(x); }), want));
+  CHECK(contains(error_of([&] { m.parameters(); }), want));
+  CHECK(contains(error_of([&] { m.eval(); }), want));
+  CHECK(contains(error_of([&] { m.clone(); }), want));
+  CHECK(contains(error_of([&] { m.to_string(); }), want));
+  CHECK(contains(error_of([&] { nn::summary(m, x); }), want));
+  CHECK(contains(error_of([&] { dist::DistributedDataParallel(m, dist::Group()).parameters(); }),
+                 want));
+  nn::Sequential net{NoMacro{1, 1}, nn::ReLU{}};
+  CHECK(contains(error_of([&] { net(x); }), want));
+  CHECK(contains(error_of([&] { net.parameters(); }), want));
+  CHECK_THROWS_AS(NoMacroNorm{1}(x), Error);
+  CHECK_THROWS_AS(NoMacroChain()(x), Error);
+}
+
+TEST_CASE("Sequential can be extended: a subclass names `modules`, and may not forget it") {
+  Block block;
+  std::vector<std::string> names;
+  for (auto& [name, p] : block.named_parameters()) names.push_back(name);
+  CHECK(names == std::vector<std::string>{"gain", "0.weight", "0.bias"});
+  const Tensor x = randn({4, 2});
+  CHECK(difference(block(x), relu(block.at<nn::Linear>(0)(x)) * 2.0) < 1e-6);
+  Block copy = block.clone();
+  CHECK(difference(copy(x), block(x)) == 0);
+  CHECK(!copy.at<nn::Linear>(0).weight.is_same(block.at<nn::Linear>(0).weight));
+  block.eval();
+  CHECK(!block[0].is_training());
+  CHECK(contains(error_of([&] { ForgetfulBlock().parameters(); }),
+                 "ForgetfulBlock: a member of type PositionalModules"));
+}
+
+TEST_CASE("Sequential: fused and observed runs agree bit for bit, forward and backward") {
+  for (const DType dtype : {DType::f32, DType::f64})
+    for (const Shape& rows : {Shape{1}, Shape{7}, Shape{130}, Shape{3, 5}, Shape{0}}) {
+      CAPTURE(rows.dims());
+      manual_seed(3);
+      nn::Sequential net{nn::Linear{20, 33}, nn::ReLU{}, nn::Linear{33, 9, {.bias = false}},
+                         nn::ReLU{}};
+      net.to(dtype);
+      Shape shape = rows;
+      shape.push_back(20);
+      const Tensor x = randn(shape, {.dtype = dtype}).requires_grad_();
+      const auto run = [&] {
+        net.zero_grad();
+        x.set_grad({});
+        const Tensor y = net(x);
+        (y * y).sum().backward();
+        std::vector<Tensor> all{y.detach(), x.grad()};
+        for (const Tensor& p : net.parameters()) all.push_back(p.grad());
+        return all;
+      };
+      const std::vector<Tensor> fused = run();
+      Watch watch;
+      const std::vector<Tensor> observed = run();
+      CHECK(watch.left == std::vector<std::string>{"Linear", "ReLU", "Linear", "ReLU", "Sequential"});
+      for (size_t i = 0; i < fused.size(); ++i) {
+        CAPTURE(i);
+        const Tensor a = fused[i].contiguous(), b = observed[i].contiguous();
+        REQUIRE(a.shape() == b.shape());
+        CHECK(std::memcmp(a.data_ptr(), b.data_ptr(),
+                          static_cast<size_t>(a.numel()) * size_of(dtype)) == 0);
+      }
+    }
+}
+
+TEST_CASE("CallObserver: what it throws reaches the caller, and forward's own error goes first") {
+  struct Throws : nn::CallObserver {
+    bool enters = false;
+    void enter(nn::Module&) override {
+      if (enters) throw ValueError("entered");
+    }
+    void leave(nn::Module&, const Tensor*) override { throw ValueError("left"); }
+  };
+  nn::Linear layer{2, 2};
+  {
+    Throws observer;
+    CHECK(contains(error_of([&] { layer(zeros({1, 2})); }), "left"));
+    CHECK(contains(error_of([&] { layer(zeros({1, 3})); }), "linear: input [1, 3]"));
+    observer.enters = true;
+    CHECK(contains(error_of([&] { layer(zeros({1, 2})); }), "entered"));
+  }
+  CHECK(layer(zeros({1, 2})).shape() == Shape{1, 2});
+}
