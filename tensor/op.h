@@ -15,6 +15,7 @@
 #pragma once
 
 #include <array>
+#include <string>
 #include <utility>
 
 #include <lockstep/tensor/node.h>
@@ -101,7 +102,16 @@ class LOCKSTEP_API OpInterceptor {
 /// Installs an interceptor for this thread and returns the one before; null for none.
 LOCKSTEP_API OpInterceptor* set_op_interceptor(OpInterceptor* interceptor) noexcept;
 
+/// The names of all ops of the library and of the user's own that are loaded, sorted: what a test
+/// that claims to cover every op compares itself with.
+LOCKSTEP_API std::vector<std::string> op_names();
+
 namespace detail {
+LOCKSTEP_API bool register_op(const char* name);
+/// Registers Op when the binary that applies it is loaded.
+template <class Op>
+inline const bool registered = register_op(Op::name);
+
 LOCKSTEP_API OpInterceptor* op_interceptor() noexcept;
 LOCKSTEP_API void attach(const Tensor& y, Ref<Node> node);
 
@@ -126,6 +136,7 @@ Tensor apply(Op op, const Inputs&... inputs) {
 /// and an input requires grad, puts the op's node behind the result.
 template <class Op, class... Inputs>
 Tensor apply(Op op, const Inputs&... inputs) {
+  static_cast<void>(detail::registered<Op>);
   if (OpInterceptor* interceptor = detail::op_interceptor()) [[unlikely]] {
     std::array<Tensor, sizeof...(Inputs)> replaced{inputs...};
     interceptor->before(Op::name, replaced);
@@ -152,6 +163,7 @@ class ListNode final : public Node {
 };
 template <class Op>
 Tensor apply_list(Op op, std::vector<Tensor> inputs) {
+  static_cast<void>(detail::registered<Op>);
   if (OpInterceptor* interceptor = detail::op_interceptor()) interceptor->before(Op::name, inputs);
   bool record = false;
   for (const Tensor& x : inputs) record |= x.node().get() != nullptr;
