@@ -1,22 +1,9 @@
 #include <lockstep/tensor/node.h>
 
-#include <mutex>
-#include <set>
-
 #include <lockstep/tensor/op.h>
 
 namespace lockstep {
 namespace {
-
-struct OpNames {
-  std::mutex mutex;
-  std::set<std::string> names;
-};
-/// Made when the first op registers, before main.
-OpNames& registry() {
-  static OpNames r;
-  return r;
-}
 
 thread_local bool grad_enabled = true;
 thread_local uint64_t next_sequence = 0;
@@ -119,18 +106,7 @@ OpInterceptor* set_op_interceptor(OpInterceptor* next) noexcept {
   return std::exchange(interceptor, next);
 }
 
-std::vector<std::string> op_names() {
-  const std::lock_guard lock(registry().mutex);
-  return {registry().names.begin(), registry().names.end()};
-}
-
 namespace detail {
-
-bool register_op(const char* name) {
-  const std::lock_guard lock(registry().mutex);
-  registry().names.insert(name);
-  return true;
-}
 
 OpInterceptor* op_interceptor() noexcept { return interceptor; }
 
