@@ -5,9 +5,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include <oneapi/dnnl/dnnl.hpp>
-
 #include <lockstep/tensor/cpu/conv.h>
+#include <lockstep/tensor/cpu/onednn.h>
 #include <lockstep/tensor/parallel.h>
 
 namespace lockstep::cpu {
@@ -15,15 +14,6 @@ namespace {
 
 using dnnl::memory;
 using Tag = memory::format_tag;
-
-dnnl::engine& engine() {
-  static dnnl::engine e(dnnl::engine::kind::cpu, 0);
-  return e;
-}
-dnnl::stream& stream() {
-  thread_local dnnl::stream s(engine());
-  return s;
-}
 
 enum class Product { forward, data, weights };
 
@@ -36,46 +26,32 @@ struct Compiled {
 memory::desc desc(memory::dims dims, Tag tag) {
   return {std::move(dims), memory::data_type::f32, tag};
 }
-memory::desc plain_weights(const ConvShape& s) {
-  return s.groups == 1 ? desc({s.o, s.c, s.kh, s.kw}, Tag::oihw)
-                       : desc({s.groups, s.o / s.groups, s.c / s.groups, s.kh, s.kw}, Tag::goihw);
+memory::desc weights(const ConvShape& s, Tag ungrouped, Tag grouped) {
+  return s.groups == 1 ? desc({s.o, s.c, s.kh, s.kw}, ungrouped)
+                       : desc({s.groups, s.o / s.groups, s.c / s.groups, s.kh, s.kw}, grouped);
 }
+memory::desc plain_weights(const ConvShape& s) { return weights(s, Tag::oihw, Tag::goihw); }
 
 Compiled compile(Product product, const ConvShape& s, bool with_bias) {
+  using Forward = dnnl::convolution_forward;
+  using Data = dnnl::convolution_backward_data;
+  using Weights = dnnl::convolution_backward_weights;
   const memory::dims strides{s.stride_h, s.stride_w}, dilates{s.dilation_h - 1, s.dilation_w - 1},
       pad{s.pad_h, s.pad_w};
   const auto x = desc({s.n, s.c, s.h, s.w}, Tag::nhwc), y = desc({s.n, s.o, s.oh, s.ow}, Tag::nhwc);
-  const auto w = desc(plain_weights(s).dims(), Tag::any);
-  const auto bias = with_bias ? desc({s.o}, Tag::x) : memory::desc();
+  const auto w = weights(s, Tag::any, Tag::any);
+  const auto bias = with_bias ? desc({s.o}, Tag::x) : memory::desc();  // an empty one: no bias
   const auto direct = dnnl::algorithm::convolution_direct;
-  const auto training = dnnl::prop_kind::forward_training;
-  const dnnl::convolution_forward::primitive_desc forward(
-      with_bias
-          ? dnnl::convolution_forward::desc(training, direct, x, w, bias, y, strides, dilates, pad,
-                                            pad)
-          : dnnl::convolution_forward::desc(training, direct, x, w, y, strides, dilates, pad, pad),
-      engine());
+  const auto forward = forward_desc<Forward>(dnnl::prop_kind::forward_training, direct, x, w, bias,
+                                             y, strides, dilates, pad, pad);
   if (product == Product::forward)
-    return {dnnl::convolution_forward(forward), forward.src_desc(), forward.weights_desc(), bias,
-            forward.dst_desc()};
+    return {Forward(forward), forward.src_desc(), forward.weights_desc(), bias, forward.dst_desc()};
   if (product == Product::data) {
-    const dnnl::convolution_backward_data::primitive_desc p(
-        dnnl::convolution_backward_data::desc(direct, x, w, y, strides, dilates, pad, pad),
-        engine(), forward);
-    return {dnnl::convolution_backward_data(p),
-            p.diff_src_desc(),
-            p.weights_desc(),
-            {},
-            p.diff_dst_desc()};
+    const auto p = backward_desc<Data>(forward, direct, x, w, y, strides, dilates, pad, pad);
+    return {Data(p), p.diff_src_desc(), p.weights_desc(), {}, p.diff_dst_desc()};
   }
-  const dnnl::convolution_backward_weights::primitive_desc p(
-      with_bias
-          ? dnnl::convolution_backward_weights::desc(direct, x, w, bias, y, strides, dilates, pad,
-                                                     pad)
-          : dnnl::convolution_backward_weights::desc(direct, x, w, y, strides, dilates, pad, pad),
-      engine(), forward);
-  return {dnnl::convolution_backward_weights(p), p.src_desc(), p.diff_weights_desc(), bias,
-          p.diff_dst_desc()};
+  const auto p = backward_desc<Weights>(forward, direct, x, w, bias, y, strides, dilates, pad, pad);
+  return {Weights(p), p.src_desc(), p.diff_weights_desc(), bias, p.diff_dst_desc()};
 }
 
 struct Key {
@@ -115,11 +91,13 @@ void reorder(memory from, memory to) {
 
 /// The weights of a call in the order that blocks of this many images read.
 Tensor prepared_weights(Product product, const ConvShape& s, bool with_bias, const Tensor& w) {
-  const Compiled& p = compiled(product, s, with_bias);
-  if (p.w == plain_weights(s)) return w;
-  Tensor out = empty({static_cast<int64_t>(p.w.get_size() / sizeof(float))});
-  reorder(wrap(plain_weights(s), w.data_ptr()), wrap(p.w, out.data_ptr()));
-  return out;
+  return call_onednn("conv2d", [&] {
+    const Compiled& p = compiled(product, s, with_bias);
+    if (p.w == plain_weights(s)) return w;
+    Tensor out = empty({static_cast<int64_t>(p.w.get_size() / sizeof(float))});
+    reorder(wrap(plain_weights(s), w.data_ptr()), wrap(p.w, out.data_ptr()));
+    return out;
+  });
 }
 
 /// Runs f(shape of the block, weights for it, first image) over blocks of images; the last may be
@@ -132,7 +110,8 @@ void for_each_block(Product product, const ConvShape& s, bool with_bias, const T
   const Tensor last =
       w.defined() && rest ? prepared_weights(product, s.with_images(rest), with_bias, w) : whole;
   parallel_for(s.n, block, [&](int64_t begin, int64_t end) {
-    f(s.with_images(end - begin), end - begin == block ? whole : last, begin);
+    call_onednn("conv2d",
+                [&] { f(s.with_images(end - begin), end - begin == block ? whole : last, begin); });
   });
 }
 

@@ -8,7 +8,7 @@
 #include <lockstep/tensor/parallel.h>
 
 #ifdef LOCKSTEP_HAS_ONEDNN
-#include <oneapi/dnnl/dnnl.h>
+#include <lockstep/tensor/cpu/onednn.h>
 #endif
 
 namespace lockstep::cpu {
@@ -20,6 +20,7 @@ void product(int64_t m, int64_t n, int64_t k, MatrixRef<T> a, MatrixRef<T> b, T*
              int64_t c_stride, bool accumulate) {
 #ifdef LOCKSTEP_HAS_ONEDNN
   if constexpr (std::is_same_v<T, float>) {
+    const SingleThreaded scope;
     const dnnl_status_t status =
         dnnl_sgemm(a.transposed ? 'T' : 'N', b.transposed ? 'T' : 'N', m, n, k, 1.0f, a.data,
                    a.stride, b.data, b.stride, accumulate ? 1.0f : 0.0f, c, c_stride);

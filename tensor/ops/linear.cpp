@@ -61,8 +61,8 @@ void linear_epilogue_backward_cpu(const Tensor& dy, const Tensor& y, const Tenso
   });
 }
 
-/// On rows: x [R, in], W [out, in], b [out].  dz = dy where not y <= 0,  dx = dz W,  dW = dz^T x,
-/// db = sum_rows dz.
+/// On rows: x [R, in], W [out, in], b [out]; the result has `shape`, whose rows are those.
+/// dz = dy where not y <= 0,  dx = dz W,  dW = dz^T x,  db = sum_rows dz.
 struct Linear {
   static constexpr const char* name = "linear";
   static inline Kernel<void(const Tensor&, const Tensor&, const Tensor&, bool, const Tensor&)>
@@ -70,33 +70,35 @@ struct Linear {
   static inline Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&)>
       epilogue_backward{"linear", linear_epilogue_backward_cpu};
   bool relu;
+  Shape shape;
   // Without relu the output is not kept: the next op may then work on it in place.
   unsigned saves = kInput(0) | kInput(1) | (relu ? kOutput : 0);
 
   Tensor forward(const Tensor& x, const Tensor& w, const Tensor& b) const {
-    Tensor y = empty({x.size(0), w.size(0)}, {.dtype = x.dtype(), .device = x.device()});
+    Tensor y = empty(shape, {.dtype = x.dtype(), .device = x.device()});
     kernel.on(x.device())(x, w, b, relu, y);
     return y;
   }
 
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
-    const Tensor &x = saved.input(0), &w = saved.input(1);
+    const Tensor x = saved.input(0), w = saved.input(1);
+    const Shape rows{x.size(0), w.size(0)};
     if (is_grad_enabled()) {
-      const Tensor dz = relu ? where(le(saved.output(), 0), 0, dy) : dy;
+      const Tensor dz = (relu ? where(le(saved.output(), 0), 0, dy) : dy).reshape(rows);
       if (dx.needed(0)) dx.set(0, lockstep::matmul(dz, w));
       if (dx.needed(1)) dx.set(1, lockstep::matmul(dz.t(), x));
       if (dx.needed(2)) dx.set(2, dz.sum({0}));
       return;
     }
     const TensorOptions like{.dtype = dy.dtype(), .device = dy.device()};
-    const Tensor g = dy.contiguous();
+    const Tensor g = dy.contiguous().view(rows);
     const Tensor dz = relu ? empty(g.shape(), like) : g;
     if (relu || dx.needed(2)) {
       Tensor db;
       if (dx.needed(2))
         db = dx.destination(2).defined() ? dx.destination(2) : empty({g.size(1)}, like);
-      epilogue_backward.on(g.device())(g, relu ? saved.output() : Tensor(), relu ? dz : Tensor(),
-                                       db);
+      epilogue_backward.on(g.device())(g, relu ? saved.output().view(rows) : Tensor(),
+                                       relu ? dz : Tensor(), db);
       if (dx.needed(2)) dx.set(2, db);
     }
     if (dx.needed(1)) {
@@ -133,11 +135,9 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Activat
   for (int i = 0; i + 1 < x.dim(); ++i) count *= x.shape()[i];
   const Tensor rows =
       x.dim() == 2 && cpu::is_matrix(x) ? x : x.contiguous().reshape({count, x.size(-1)});
-  const Tensor y = apply(Linear{activation == Activation::relu}, rows, weight, bias);
-  if (x.dim() == 2) return y;
   Shape shape = x.shape();
   shape[x.dim() - 1] = weight.size(0);
-  return y.reshape(shape);
+  return apply(Linear{activation == Activation::relu, shape}, rows, weight, bias);
 }
 
 }  // namespace lockstep

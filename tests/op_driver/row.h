@@ -97,6 +97,7 @@ std::vector<Row> indexing_rows();
 std::vector<Row> view_rows();
 std::vector<Row> join_rows();
 std::vector<Row> choice_rows();
+std::vector<Row> in_place_rows();
 
 /// All of them.
 std::vector<Row> all_rows();
