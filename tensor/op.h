@@ -17,6 +17,7 @@
 #pragma once
 
 #include <array>
+#include <string>
 #include <utility>
 
 #include <lockstep/tensor/node.h>
@@ -87,12 +88,24 @@ class LOCKSTEP_API Saved {
   bool released_;
 };
 
+/// The names of all ops of the library and of the user's own that are loaded, sorted: what a test
+/// that claims to cover every op compares itself with.
+LOCKSTEP_API std::vector<std::string> op_names();
+
+namespace detail {
+LOCKSTEP_API bool register_op(const char* name);
+/// Registers Op when the binary that records it is loaded.
+template <class Op>
+inline const bool registered = register_op(Op::name);
+}  // namespace detail
+
 /// The node of an op with N inputs.
 template <class Op, int N>
 class OpNode final : public Node {
  public:
   OpNode(Op op, const std::array<const Tensor*, N>& inputs, const Tensor& y, Saver& saver)
       : op_(std::move(op)), kept_(saver.take()) {
+    static_cast<void>(detail::registered<Op>);
     this->inputs.resize(N);
     for (int i = 0; i < N; ++i) {
       if (!inputs[i]->defined()) continue;
@@ -215,6 +228,7 @@ template <class Op>
 class ListNode final : public Node {
  public:
   ListNode(Op op, std::span<const Tensor> inputs) : op_(std::move(op)) {
+    static_cast<void>(detail::registered<Op>);
     for (const Tensor& x : inputs) this->inputs.push_back(x.node());
   }
   const char* name() const override { return Op::name; }

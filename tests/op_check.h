@@ -38,10 +38,10 @@ struct Layout {
   Tensor x;
 };
 
-/// The same shape stored in different ways; values differ per element (but for expanded ones).
-inline std::vector<Layout> layouts(const Shape& shape, DType dtype, unsigned seed = 1,
-                                   double low = -2, double high = 2) {
-  auto make = [&](const Shape& s) { return random_tensor(s, dtype, seed, low, high); };
+/// The same shape stored in different ways, made of what `make` gives for contiguous shapes; every
+/// element is one of its own (but for expanded ones).
+inline std::vector<Layout> layouts(const Shape& shape,
+                                   const std::function<Tensor(const Shape&)>& make) {
   std::vector<Layout> all{{"contiguous", make(shape)}};
   if (shape.dims() == 0) return all;
   const int last = shape.dims() - 1;
@@ -58,6 +58,11 @@ inline std::vector<Layout> layouts(const Shape& shape, DType dtype, unsigned see
     all.push_back(
         {"channels-last", make({shape[0], shape[2], shape[3], shape[1]}).permute({0, 3, 1, 2})});
   return all;
+}
+inline std::vector<Layout> layouts(const Shape& shape, DType dtype, unsigned seed = 1,
+                                   double low = -2, double high = 2) {
+  return layouts(shape,
+                 [&](const Shape& s) { return random_tensor(s, dtype, seed, low, high); });
 }
 
 inline bool close(double got, double want, double tolerance) {
