@@ -2,8 +2,8 @@
 //
 //   lockstep-run -n 4 ./train --lr 0.1
 //
-// This file is the command line; the work is distributed/launch/launcher.h's. Long options may also be
-// written with underscores, as torchrun's are.
+// This file reads the command line; distributed/launch/launcher.h does the work. Long options may
+// also be written with underscores, as torchrun's are.
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include <memory>
 
 #include <lockstep/distributed/launch/cuda_devices.h>
+#include <lockstep/distributed/launch/descriptors.h>
 #include <lockstep/distributed/launch/launcher.h>
 #include <lockstep/tensor/error.h>
 
@@ -131,6 +132,7 @@ int main(int argc, char** argv) {
   app.formatter(std::make_shared<Help>());
   app.prefix_command();
   try {
+    fill_standard_descriptors();
     return launch(parse(app, argc, argv));
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : kUsage;

@@ -1,5 +1,5 @@
-// The walk of backward: count how often each reachable node is used, tell those who watch a leaf,
-// then run nodes whose gradient is complete, latest made first, until none is left.
+// Reverse-mode traversal of the graph: count how often each reachable node is used, notify the watchers
+// of leaves, then run the nodes whose gradient is complete, latest made first.
 #include <algorithm>
 #include <queue>
 #include <unordered_map>
@@ -169,7 +169,7 @@ class Backward {
 
   void run_hooks(Node& node, Task& task) {
     if (!node.hooks) return;
-    for (auto& [id, hook] : std::vector(*node.hooks))
+    for (auto& [id, hook] : Node::Hooks(*node.hooks))
       if (Tensor replaced = hook(task.gradient); replaced.defined()) {
         LOCKSTEP_CHECK(replaced.shape() == node.shape, ShapeError,
                        "register_hook: a hook returned a gradient of shape ", replaced.shape(),
@@ -177,6 +177,8 @@ class Backward {
         task.gradient = std::move(replaced);
         task.own = false;
       }
+    task.own = task.own && task.gradient.ref()->use_count() == 1 &&
+               task.gradient.storage().use_count() == 1;  // a hook may have kept it
   }
 
   void finish_leaf(Leaf& leaf, Task& task) {
@@ -205,12 +207,19 @@ class Backward {
       const Task& task = walk_.tasks_[leaf];
       return task.needed && !task.gradient.defined() ? leaf->slot : Tensor();
     }
+    void none(int i) override { mark(i); }
     void set(int i, Tensor g) override {
+      mark(i);
       if (!needed(i)) return;
       Node& input = *node_.inputs[static_cast<size_t>(i)];
+      LOCKSTEP_CHECK(g.defined(), AutogradError, "backward of ", node_.name(),
+                     ": the gradient of input ", i, " is undefined; say dx.none(", i,
+                     ") where it is zero");
       LOCKSTEP_CHECK(g.shape() == input.shape, ShapeError, "backward of ", node_.name(),
                      ": the gradient of input ", i, " has shape ", g.shape(), ", the input ",
                      input.shape);
+      LOCKSTEP_CHECK(g.dtype() == input.dtype, DTypeError, "backward of ", node_.name(),
+                     ": the gradient of input ", i, " is ", g.dtype(), ", the input ", input.dtype);
       // A gradient that is dy itself, or a view of it, or kept by the op, may be in use elsewhere
       // too; one that was expanded cannot be added to.
       const bool own = g.ref()->use_count() == 1 && g.storage().use_count() == 1 && !repeats(g);
@@ -219,9 +228,22 @@ class Backward {
                     own || (leaf && leaf->slot.defined() && g.defined() && g.is_same(leaf->slot)));
     }
 
+    /// Throws if the backward that ran left out a gradient.
+    void check_complete() const {
+      for (size_t i = 0; i < std::min<size_t>(node_.inputs.size(), 64); ++i)
+        LOCKSTEP_CHECK((said_ >> i & 1) || !needed(static_cast<int>(i)), AutogradError,
+                       "backward of ", node_.name(), ": it did not set the gradient of input ", i,
+                       ", which is needed; call dx.set(", i, ", ...), or dx.none(", i,
+                       ") where it is zero");
+    }
+
    private:
+    void mark(int i) {
+      if (i < 64) said_ |= uint64_t{1} << i;
+    }
     Backward& walk_;
     Node& node_;
+    uint64_t said_ = 0;  // by input: set or declared zero; inputs after the 64th are not checked
   };
 
   void step(Node& node) {
@@ -232,6 +254,7 @@ class Backward {
       const Tensor dy = std::exchange(task.gradient, Tensor());
       Inputs inputs(*this, node);
       node.backward(dy, inputs);
+      inputs.check_complete();
       if (!retain_) node.release_saved();
     }
     for (const Ref<Node>& input : node.inputs)

@@ -1,9 +1,9 @@
-# Sourced by apps/demo.sh and tests/run.sh: finds out what this machine lacks to build Lockstep, installs that
-# where it may (Debian, Ubuntu and their kin), or says what to install; then configures and builds.
+# Sourced by scripts under `set -euo pipefail` that set lockstep_root: finds what this machine lacks to build Lockstep,
+# installs it where apt-get can and may, or says what to install; then configures and builds.
 
 # what has to be found | Debian | Fedora | Arch | openSUSE
 lockstep_needs=(
-  "command:c++          | g++                 | gcc-c++          | gcc             | gcc-c++"
+  "command:${CXX:-c++}  | g++                 | gcc-c++          | gcc             | gcc-c++"
   "command:cmake        | cmake               | cmake            | cmake           | cmake"
   "command:ninja        | ninja-build         | ninja-build      | ninja           | ninja"
   "header:zlib.h        | zlib1g-dev          | zlib-devel       | zlib            | zlib-devel"
@@ -12,66 +12,82 @@ lockstep_needs=(
   "header:CLI/CLI.hpp   | libcli11-dev        | cli11-devel      | cli11           | cli11-devel"
   "header:doctest/doctest.h | doctest-dev     | doctest-devel    | doctest         | doctest-devel"
   "header:eigen3/Eigen/Core | libeigen3-dev   | eigen3-devel     | eigen           | eigen3-devel"
-  "header:oneapi/dnnl/dnnl.hpp | libdnnl-dev  | onednn-devel     | onednn          | onednn-devel"
   "header:sodium.h      | libsodium-dev       | libsodium-devel  | libsodium       | libsodium-devel"
 )
-# What is nice to have: Debian's package, installed where that works.
-lockstep_wants=("header:gloo/context.h | libgloo-dev")  # the backend for several hosts
+# What may be missing: fast products, and the backend for ranks on several hosts.
+lockstep_wants=(
+  "header:oneapi/dnnl/dnnl.hpp | libdnnl-dev  | onednn-devel     | onednn          | onednn-devel"
+  "header:gloo/context.h | libgloo-dev        | gloo-devel       |                 |"
+)
 
 lockstep_has() {  # command:NAME or header:NAME
   case $1 in
     command:*) command -v "${1#*:}" >/dev/null ;;
-    header:*)
-      local dir more=${CPATH:-}
-      for dir in /usr/include /usr/local/include ${more//:/ }; do
-        [ -e "$dir/${1#*:}" ] && return 0
-      done
-      [ "$(uname -m)" = aarch64 ] || return 1
-      [ -e "/usr/include/aarch64-linux-gnu/${1#*:}" ] ;;
+    header:*) printf '#if !__has_include(<%s>)\n#error\n#endif\n' "${1#*:}" | "${CXX:-c++}" -x c++ -E - >/dev/null 2>&1 ;;
   esac
 }
 
-lockstep_may_install() {  # sets as_root
-  as_root=()
-  [ "$(id -u)" -eq 0 ] || as_root=(sudo -n)
-  command -v apt-get >/dev/null && "${as_root[@]}" true 2>/dev/null
+# lockstep_list ROW ...: sets `missing` to the names of the packages that are missing, on each distribution.
+lockstep_list() {
+  local row what names
+  missing=("" "" "" "")
+  for row in "$@"; do
+    IFS='|' read -r what names <<<"${row// /}"
+    lockstep_has "$what" && continue
+    IFS='|' read -ra names <<<"$names"
+    for i in 0 1 2 3; do missing[i]+="${names[i]:+ ${names[i]}}"; done
+  done
+}
+
+# lockstep_apt COMMAND ...: apt-get, which shows how many packages are ready, and its own words when it fails.
+lockstep_apt() {
+  local as_root=() ready=0 line failed=0 log
+  [ "$(id -u)" -eq 0 ] || as_root=(sudo)
+  log=$(mktemp)
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive LC_ALL=C apt-get -q -o=Dpkg::Use-Pty=0 "$@" 2>&1 | tee "$log" |
+    while read -r line; do
+      case $line in "Setting up "*) ready=$((ready + 1)) ;; *) continue ;; esac
+      [ ! -t 1 ] || printf '\r  %d packages ready' $ready
+    done || failed=1
+  [ ! -t 1 ] || echo
+  [ $failed -eq 0 ] || tail -n 5 "$log" >&2
+  rm -f "$log"
+  return $failed
 }
 
 lockstep_install() {  # PACKAGE ...
-  local quiet=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o=Dpkg::Use-Pty=0)
-  "${quiet[@]}" install -y --no-install-recommends "$@" >/dev/null 2>&1 ||
-    { "${quiet[@]}" update >/dev/null && "${quiet[@]}" install -y --no-install-recommends "$@" >/dev/null; }
+  local install=(install -y --no-install-recommends "$@")
+  # The lists of packages may never have been fetched, or be old.
+  lockstep_apt "${install[@]}" 2>/dev/null || { lockstep_apt update && lockstep_apt "${install[@]}"; }
 }
 
+# lockstep_setup [--install]: 0 when everything that is needed is there. Installs as root, under CI=true, and with
+# --install; otherwise it says what is missing and who can install it.
 lockstep_setup() {
-  local row what debian fedora arch suse as_root names=("" "" "" "") count=0
-  for row in "${lockstep_wants[@]}"; do
-    IFS='|' read -r what debian <<<"${row// /}"
-    lockstep_has "$what" || ! lockstep_may_install || { echo "Installing $debian with apt-get, if there is one ..."; lockstep_install "$debian" 2>/dev/null || true; }
-  done
-  for row in "${lockstep_needs[@]}"; do
-    IFS='|' read -r what debian fedora arch suse <<<"${row// /}"
-    lockstep_has "$what" && continue
-    count=$((count + 1))
-    names[0]+=" $debian" names[1]+=" $fedora" names[2]+=" $arch" names[3]+=" $suse"
-  done
-  [ $count -eq 0 ] && return 0
-  echo "Lockstep needs $count more packages:${names[0]}"
-  if lockstep_may_install; then
-    echo "Installing them with apt-get ..."
+  local missing needed wanted
+  lockstep_list "${lockstep_wants[@]}"
+  wanted=("${missing[@]}")
+  lockstep_list "${lockstep_needs[@]}"
+  needed=("${missing[@]}")
+  if command -v apt-get >/dev/null && { [ "$(id -u)" -eq 0 ] || [ "${CI:-}" = true ] || [ "${1:-}" = --install ]; }; then
+    [ -n "${needed[0]}${wanted[0]}" ] || return 0
+    echo "Installing with apt-get (one to three minutes):${needed[0]}${wanted[0]}"
     # shellcheck disable=SC2086
-    lockstep_install ${names[0]} && return 0
-    echo "apt-get could not install them; see its message above." >&2
-    return 1
+    lockstep_install ${needed[0]} ${wanted[0]} && return 0
+    echo "Trying again without what is not strictly needed ..." >&2
+    # shellcheck disable=SC2086
+    [ -z "${needed[0]}" ] || lockstep_install ${needed[0]}
+    return
   fi
+  [ -n "${needed[0]}" ] || return 0
   {
-    echo "They cannot be installed from here (no apt-get, or not root). Please install:"
-    echo "  Debian, Ubuntu:  apt-get install${names[0]}"
-    echo "  Fedora:          dnf install${names[1]}"
-    echo "  Arch:            pacman -S${names[2]}"
-    echo "  openSUSE:        zypper install${names[3]}"
-    echo "oneDNN may stay out: Eigen then serves, more slowly (cmake -DLOCKSTEP_ONEDNN=OFF)."
-    echo "Gloo (Debian: libgloo-dev) may be added: it serves ranks on several hosts."
+    echo "Packages are missing that Lockstep needs. To install them:"
+    echo "  Debian, Ubuntu:  apt-get install --no-install-recommends${needed[0]}${wanted[0]}"
+    echo "  Fedora:          dnf install${needed[1]}${wanted[1]}"
+    echo "  Arch:            pacman -S${needed[2]}${wanted[2]}"
+    echo "  openSUSE:        zypper install${needed[3]}${wanted[3]}"
+    [ -z "${wanted[0]}" ] || echo "Optional among Debian's are${wanted[0]}: oneDNN makes products fast, Gloo serves ranks on several hosts."
+    ! command -v apt-get >/dev/null || echo "Or run this again with --install as its first argument: it then calls sudo apt-get."
   } >&2
   return 1
 }
@@ -84,7 +100,8 @@ lockstep_build() {
   [ $# -gt 0 ] && shift
   mkdir -p "$folder"
   log=$folder/configure.log
-  echo "Configuring and building in $folder ..."
+  echo "Configuring in $folder ..."
   cmake -S "$lockstep_root" -B "$folder" -G Ninja "${options[@]}" >"$log" 2>&1 || { cat "$log" >&2; return 1; }
+  sed -n 's/^-- \(Lockstep with.*\)/  \1/p' "$log"
   cmake --build "$folder" ${1:+--target "$@"} || return 1
 }

@@ -84,11 +84,11 @@ class DistributedDataParallel {
 
   M& module() { return *module_; }
   std::vector<Tensor> parameters() const { return module_->parameters(); }
-  nn::NamedTensors named_parameters() const { return module_->named_parameters(); }
-  nn::NamedTensors named_buffers() const { return module_->named_buffers(); }
+  NamedTensors named_parameters() const { return module_->named_parameters(); }
+  NamedTensors named_buffers() const { return module_->named_buffers(); }
   /// Names without any prefix: files are interchangeable with the bare module's.
-  nn::NamedTensors state_dict() const { return module_->state_dict(); }
-  nn::LoadResult load_state_dict(const nn::NamedTensors& state, nn::LoadOptions options = {}) {
+  NamedTensors state_dict() const { return module_->state_dict(); }
+  nn::LoadResult load_state_dict(const NamedTensors& state, nn::LoadOptions options = {}) {
     return module_->load_state_dict(state, options);
   }
   void train(bool on = true) { module_->train(on); }
@@ -127,6 +127,7 @@ class DistributedDataParallel {
 
  private:
   void connect(const Group& group, DistributedDataParallelOptions options) {
+    nn::external(*module_);
     if (group.size() == 1 && !options.comm_hook) return;
     rank_ = group.rank();
     reducer_ = std::make_unique<Reducer>(

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include <lockstep/distributed/error_file.h>
+#include <lockstep/distributed/failure_note.h>
 #include <lockstep/distributed/log.h>
 #include <lockstep/distributed/registry.h>
 #include <lockstep/distributed/single_group.h>
@@ -20,6 +21,7 @@ thread_local Default this_thread;
 
 Group::Hold::~Hold() {
   if (!aborts || std::uncaught_exceptions() <= exceptions) return;
+  suppress_failure_note();
   try {
     group->abort(str_cat("an exception ended rank ", group->rank(), "'s use of the group",
                          group->failure_text()));
@@ -66,7 +68,13 @@ Group init(const InitOptions& options) {
   if (filled.join_timeout.count() <= 0)
     filled.join_timeout = Milliseconds(static_cast<int64_t>(
         1000 * join_timeout_seconds([](const char* n) { return std::getenv(n); })));
-  std::shared_ptr<ProcessGroup> group = make_group(env, filled);
+  std::shared_ptr<ProcessGroup> group;
+  try {
+    group = make_group(env, filled);
+  } catch (const DistError&) {
+    note_failed_peer();
+    throw;
+  }
   log_info(str_cat("rank ", env.rank, " of ", env.size, ", launched by ", env.launcher,
                    ", backend ", group->backend()));
   set_default_group(group, env.local_rank);
@@ -75,7 +83,7 @@ Group init(const InitOptions& options) {
 
 Group default_group() {
   if (!this_thread.group) return Group();
-  // A passing handle: an exception that unwinds it says nothing about the group.
+  // A temporary handle: stack unwinding that destroys it does not abort the group.
   return Group(std::make_shared<Group::Hold>(this_thread.group, false), this_thread.local_rank);
 }
 

@@ -1,24 +1,24 @@
 // How a module is copied when its class cannot be: clone() (new tensors) and share() (the same
 // tensors).
 //
-// C++ can move any module, and a moved-from module still exists. So the module is moved into the
-// copy, which takes its plain values along, and then field by field the original gets its own back
-// and the copy a clone. Fields that hold more than a plain value must be named in LOCKSTEP_MODULE
-// for this, which is checked first. While that happens the original is empty; so one thread at a time
-// clones.
+// Any module can be moved, so the module is moved into the copy, which takes its plain values along;
+// then, field by field, the original gets its own value back and the copy a clone of it. Fields that
+// hold more than a plain value must be named in LOCKSTEP_MODULE for this, which is checked first.
+// Meanwhile the original is empty: no other thread may use it, and concurrent clones wait.
 #pragma once
 
 #include <utility>
 
+#include <lockstep/nn/call.h>
 #include <lockstep/nn/fields.h>
 
 namespace lockstep::nn {
 
-/// Which new tensor stands for which old one, so that tied parameters stay tied in the copy. While one
-/// lives, other threads wait for it before they clone.
+/// Maps each tensor to its copy, so that tied parameters stay tied. Holds a process-wide lock while it
+/// lives: clones on other threads wait.
 class LOCKSTEP_API CloneMap {
  public:
-  /// `share`: every tensor stands for itself.
+  /// `share`: every tensor maps to itself.
   explicit CloneMap(bool share);
   ~CloneMap();
   CloneMap(const CloneMap&) = delete;
@@ -46,7 +46,12 @@ T clone_field(T& field, CloneMap& map) {
   } else if constexpr (holder<T> == Holder::optional) {
     return field ? T(clone_field(*field, map)) : T();
   } else if constexpr (holder<T> == Holder::pointer) {
-    return field ? T(static_cast<typename T::element_type*>(field->clone_any(map).release())) : T();
+    using Element = typename T::element_type;
+    if (!field) return T();
+    if constexpr (std::is_base_of_v<Module, Element>)
+      return T(static_cast<Element*>(field->clone_any(map).release()));
+    else
+      return T(new Element(clone_field(*field, map)));
   } else if constexpr (holder<T> == Holder::list) {
     if constexpr (requires { field.reserve(0); }) {
       T copy;
@@ -79,6 +84,7 @@ inline constexpr bool can_clone = std::is_move_constructible_v<T> &&
 template <class T>
 T clone_module(T& module, CloneMap& map) {
   check_all_fields_named(module, "clone");
+  check_not_sliced("clone", module, typeid(T));
   T copy(std::move(module));
   module.with_fields([&]<class... F>(F&... original) {
     copy.with_fields([&](F&... copied) {

@@ -2,7 +2,6 @@
 // these.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,17 +19,18 @@ struct Entries {
   std::vector<std::pair<std::string, Parameter*>> parameters;  // undefined ones too
   std::vector<std::pair<std::string, Buffer*>> buffers;
   std::vector<std::pair<std::string, Module*>> modules;
+  std::vector<const void*> references;  // parts of other modules
+  std::vector<const PositionalModules*> lists;
   std::vector<Field> fields;
 };
 
-/// The parts of this module, one level deep. Throws Error when one that lies in the module is not
-/// named.
+/// What the fields of this module name, one level deep. Throws Error for a class without a
+/// LOCKSTEP_MODULE of its own; checks nothing else.
 Entries entries_of(const Module& module);
 
-using ModuleFunction =
-    std::function<void(const std::string& path, Module& m, const Entries& entries)>;
 /// Calls f for this module and all below it, a module before its children: PyTorch's order of
-/// names.
-void for_each_module(const Module& module, const std::string& prefix, const ModuleFunction& f);
+/// names. Throws Error first where a module holds a part that no module names. `always` checks again
+/// though nothing was constructed since the last check.
+void for_each_module(const Module& module, const ModuleFunction& f, bool always = false);
 
 }  // namespace lockstep::nn::detail

@@ -1,13 +1,18 @@
 // What LOCKSTEP_MODULE makes of a module's fields: a visit that names each parameter, buffer and
 // module in them, one level deep. Everything else that a module can do derives from this visit.
+// What a field of a given type holds is decided at compile time; a type that would hide tensors or
+// modules from the visit is refused.
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <lockstep/nn/parameter.h>
@@ -15,6 +20,15 @@
 namespace lockstep::nn {
 
 class Module;
+
+/// A list of modules that are named by position alone, "0.weight", not by the field: what Sequential
+/// is made of. A class that extends Sequential names it, `modules`, in its LOCKSTEP_MODULE.
+struct PositionalModules : std::vector<std::unique_ptr<Module>>,
+                           private detail::Registered<detail::Part::list> {
+  PositionalModules() = default;
+  PositionalModules(PositionalModules&&) = default;
+  PositionalModules& operator=(PositionalModules&&) = default;
+};
 
 /// Told of each field of a module, and of the parts inside it. An element of a list is named
 /// "blocks.0".
@@ -24,6 +38,10 @@ class LOCKSTEP_API FieldVisitor {
   virtual void parameter(const std::string& name, Parameter& p) = 0;
   virtual void buffer(const std::string& name, Buffer& b) = 0;
   virtual void module(const std::string& name, Module& m) = 0;
+  /// A part that belongs to another module: it is neither trained, moved nor saved with this one.
+  virtual void reference(const void* /*part*/) {}
+  /// A list that names its modules itself, before they are visited.
+  virtual void list(const PositionalModules& /*list*/) {}
   /// The field as a whole, before its parts.
   virtual void field(const std::string& /*name*/, const void* /*at*/, size_t /*size*/,
                      size_t /*alignment*/) {}
@@ -35,9 +53,9 @@ template <class T>
 inline constexpr bool is_part =
     std::is_base_of_v<Module, T> || std::is_same_v<T, Parameter> || std::is_same_v<T, Buffer>;
 
-// How a field holds parts: as itself, by optional, by owning pointer, as a list; or not at all (a
-// plain value).
-enum class Holder { none, part, optional, pointer, list };
+// How a field holds parts: as itself, by optional, by owning pointer, as a list, by reference without
+// owning; or not at all (a plain value).
+enum class Holder { none, part, optional, pointer, list, reference };
 template <class T>
 inline constexpr Holder holder = is_part<T> ? Holder::part : Holder::none;
 template <class T>
@@ -46,24 +64,42 @@ inline constexpr Holder holder<std::optional<T>> =
 template <class T>
 inline constexpr Holder holder<std::unique_ptr<T>> = is_part<T> ? Holder::pointer : Holder::none;
 template <class T>
+inline constexpr Holder holder<std::shared_ptr<T>> = is_part<T> ? Holder::pointer : Holder::none;
+template <class T>
+inline constexpr Holder holder<std::reference_wrapper<T>> =
+    is_part<T> ? Holder::reference : Holder::none;
+template <>
+inline constexpr Holder holder<PositionalModules> = Holder::list;
+template <class T>
 inline constexpr Holder holder<std::vector<T>> =
     holder<T> == Holder::none ? Holder::none : Holder::list;
 template <class T, size_t n>
 inline constexpr Holder holder<std::array<T, n>> =
     holder<T> == Holder::none ? Holder::none : Holder::list;
 
+/// Whether a T holds or points to a tensor or a module, however deep.
 template <class T>
-inline constexpr bool is_unknown_holder = false;
-template <class T>
-requires requires { typename T::element_type; } || requires {
-  typename T::mapped_type;
-}
-inline constexpr bool is_unknown_holder<T> = [] {
-  if constexpr (requires { typename T::mapped_type; })
-    return holder<typename T::mapped_type> != Holder::none;
+consteval bool leads_to_part() {
+  using U = std::remove_cvref_t<T>;
+  if constexpr (!requires { sizeof(U); })
+    return false;  // an incomplete type, or void
+  else if constexpr (std::is_base_of_v<Module, U> || std::is_base_of_v<Tensor, U>)
+    return true;
+  else if constexpr (std::is_pointer_v<U> || std::is_array_v<U>)
+    return leads_to_part<std::remove_all_extents_t<std::remove_pointer_t<U>>>();
+  else if constexpr (requires { typename U::mapped_type; })
+    return leads_to_part<typename U::mapped_type>();
+  else if constexpr (requires { typename U::element_type; })
+    return leads_to_part<typename U::element_type>();
+  else if constexpr (requires { typename U::value_type; })
+    return !std::is_same_v<typename U::value_type, U> && leads_to_part<typename U::value_type>();
+  else if constexpr (requires { std::tuple_size<U>::value; })
+    return []<size_t... i>(std::index_sequence<i...>) {
+      return (leads_to_part<std::tuple_element_t<i, U>>() || ...);
+    }(std::make_index_sequence<std::tuple_size_v<U>>());
   else
-    return is_part<typename T::element_type>;
-}();
+    return false;
+}
 
 template <class T>
 void visit_field(FieldVisitor& v, const std::string& name, T& field) {
@@ -73,16 +109,28 @@ void visit_field(FieldVisitor& v, const std::string& name, T& field) {
     v.parameter(name, field);
   } else if constexpr (std::is_same_v<T, Buffer>) {
     v.buffer(name, field);
+  } else if constexpr (holder<T> == Holder::reference) {
+    v.reference(&field.get());
   } else if constexpr (holder<T> == Holder::optional || holder<T> == Holder::pointer) {
     if (field) visit_field(v, name, *field);
+  } else if constexpr (std::is_same_v<T, PositionalModules>) {
+    v.list(field);
+    for (size_t i = 0; i < field.size(); ++i) visit_field(v, std::to_string(i), field[i]);
   } else if constexpr (holder<T> == Holder::list) {
     for (size_t i = 0; i < field.size(); ++i)
       visit_field(v, name + "." + std::to_string(i), field[i]);
   } else {
-    static_assert(std::is_copy_constructible_v<T> && !is_unknown_holder<T>,
-                  "LOCKSTEP_MODULE takes modules, parameters, buffers, std::optional, std::vector "
-                  "and std::array of them, std::unique_ptr to a module, and plain values that can "
-                  "be copied");
+    static_assert(!std::is_same_v<std::remove_cv_t<T>, Tensor>,
+                  "a plain Tensor is named in LOCKSTEP_MODULE: make it an nn::Parameter, which is "
+                  "trained, or an nn::Buffer, which is not");
+    static_assert(!std::is_pointer_v<T> || !leads_to_part<T>(),
+                  "a raw pointer is named in LOCKSTEP_MODULE: make it a std::unique_ptr or "
+                  "std::shared_ptr to a module that belongs to this one, a std::reference_wrapper "
+                  "to one that belongs to somebody else");
+    static_assert(std::is_copy_constructible_v<T> && !leads_to_part<T>(),
+                  "LOCKSTEP_MODULE takes modules, parameters and buffers; std::optional, "
+                  "std::vector and std::array of them; std::unique_ptr, std::shared_ptr and "
+                  "std::reference_wrapper to them; and plain values that can be copied");
   }
 }
 

@@ -1,7 +1,6 @@
 #include <lockstep/nn/module.h>
 
 #include <algorithm>
-#include <functional>
 #include <unordered_set>
 
 #include <lockstep/nn/entries.h>
@@ -14,7 +13,7 @@ namespace lockstep::nn {
 
 Module::Module() { detail::part_appears(this, detail::Part::module); }
 Module::Module(Module&& other) noexcept : training_(other.training_) {
-  detail::part_appears(this, detail::Part::module);
+  detail::module_moves(this, &other);
 }
 Module& Module::operator=(Module&& other) noexcept {
   training_ = other.training_;
@@ -43,60 +42,43 @@ struct Collector final : FieldVisitor {
   }
   void buffer(const std::string& name, Buffer& b) override { found.buffers.emplace_back(name, &b); }
   void module(const std::string& name, Module& m) override { found.modules.emplace_back(name, &m); }
+  void reference(const void* part) override { found.references.push_back(part); }
+  void list(const PositionalModules& list) override { found.lists.push_back(&list); }
   void field(const std::string& name, const void* at, size_t size, size_t alignment) override {
     found.fields.push_back({name, reinterpret_cast<uintptr_t>(at), size, alignment});
   }
 };
 
-/// The field that ends last before `at`: how an error says where something without a name stands.
-std::string place_of(uintptr_t at, const Entries& entries) {
-  const Entries::Field* before = nullptr;
-  for (const Entries::Field& f : entries.fields)
-    if (f.at < at && (!before || f.at > before->at)) before = &f;
-  return before ? str_cat("after ", before->name) : std::string("before all of them");
-}
-
-/// A living part inside the module's own bytes must be one that the visit names.
-void check_nothing_left_out(Module& module, const Entries& entries) {
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(&module);
-  const auto living = parts_between(begin + 1, begin + module.module_type().size);
-  std::vector<std::pair<uintptr_t, size_t>> named;
-  auto add = [&](const void* at, size_t size) {
-    named.emplace_back(reinterpret_cast<uintptr_t>(at), size);
-  };
-  for (auto& [name, p] : entries.parameters) add(p, sizeof *p);
-  for (auto& [name, b] : entries.buffers) add(b, sizeof *b);
-  for (auto& [name, m] : entries.modules) add(m, m->module_type().size);
-  for (const LivingPart& part : living) {
-    if (std::any_of(named.begin(), named.end(),
-                    [&](auto& n) { return part.at >= n.first && part.at < n.first + n.second; }))
-      continue;
-    const std::string what = part.what == Part::parameter ? "Parameter"
-                             : part.what == Part::buffer
-                                 ? "Buffer"
-                                 : reinterpret_cast<Module*>(part.at)->module_type().name;
-    const char* type = module.module_type().name;
-    fail<Error>(type, ": a member of type ", what, " (", place_of(part.at, entries), ", at byte ",
-                part.at - begin, ") is not named in LOCKSTEP_MODULE(", type,
-                ", ...), so it would not be trained, moved or saved; add it there");
-  }
+/// Calls f(path, module, its entries) for the module and all below it, parents first.
+template <class F>
+void traverse(const Module& module, const std::string& path, const F& f) {
+  const Entries entries = entries_of(module);
+  f(path, const_cast<Module&>(module), entries);
+  for (auto& [name, child] : entries.modules)
+    traverse(*child, path.empty() ? name : path + "." + name, f);
 }
 
 }  // namespace
 
 Entries entries_of(const Module& module) {
+  check_class(module);
   Collector collector;
-  Module& m = const_cast<Module&>(module);  // a visit only looks
-  m.visit(collector);
-  check_nothing_left_out(m, collector.found);
+  const_cast<Module&>(module).visit(collector);  // a visit changes nothing
   return std::move(collector.found);
 }
 
-void for_each_module(const Module& module, const std::string& prefix, const ModuleFunction& f) {
-  const Entries entries = entries_of(module);
-  f(prefix, const_cast<Module&>(module), entries);
-  for (auto& [name, child] : entries.modules)
-    for_each_module(*child, prefix.empty() ? name : prefix + "." + name, f);
+void for_each_module(const Module& module, const ModuleFunction& f, bool always) {
+  const auto now = static_cast<uint32_t>(parts_constructed());
+  if (always || module.checked_at_.load(std::memory_order_relaxed) != now) {
+    std::vector<Unnamed> pointed;
+    traverse(module, "", [&](const std::string&, Module& m, const Entries& entries) {
+      for (auto& [name, child] : entries.modules) external(*child);
+      check_fields(m, entries, pointed);
+    });
+    check_still_unnamed(pointed);
+    module.checked_at_.store(now, std::memory_order_relaxed);
+  }
+  if (f) traverse(module, "", f);
 }
 
 }  // namespace detail
@@ -111,12 +93,12 @@ template <class Member>
 NamedTensors named(const Module& module, Member list) {
   NamedTensors found;
   std::unordered_set<const void*> seen;
-  detail::for_each_module(module, "",
-                          [&](const std::string& prefix, Module&, const detail::Entries& entries) {
-                            for (auto& [name, t] : entries.*list)
-                              if (t->defined() && seen.insert(t->ref().get()).second)
-                                found.emplace_back(join(prefix, name), *t);
-                          });
+  detail::for_each_module(
+      module, [&](const std::string& prefix, Module&, const detail::Entries& entries) {
+        for (auto& [name, t] : entries.*list)
+          if (t->defined() && seen.insert(t->ref().get()).second)
+            found.emplace_back(join(prefix, name), *t);
+      });
   return found;
 }
 
@@ -136,7 +118,7 @@ std::vector<Tensor> Module::buffers() const { return without_names(named_buffers
 std::vector<std::pair<std::string, Module*>> Module::named_modules() {
   std::vector<std::pair<std::string, Module*>> found;
   detail::for_each_module(
-      *this, "", [&](const std::string& name, Module& m, auto&) { found.emplace_back(name, &m); });
+      *this, [&](const std::string& name, Module& m, auto&) { found.emplace_back(name, &m); });
   return found;
 }
 std::vector<std::pair<std::string, Module*>> Module::named_children() {
@@ -160,14 +142,14 @@ void Module::requires_grad_(bool on) {
 
 namespace {
 
-/// Puts the bytes of `with` into the body of t, and of its gradient into its gradient.
+/// Replaces the storage inside the body of t, and that of its gradient, by converted copies.
 template <class Target>
 void convert(const Tensor& t, Target target) {
   const NoGradGuard guard;
   const Tensor with = t.detach().to(target);
   TensorBody& body = t.body();
   if (with.storage().data() == body.storage->data() && with.dtype() == body.dtype) return;
-  if (std::exchange(body.is_view, false)) body.storage->count_view(-1);
+  body.base = nullptr;
   body.storage = with.body().storage;
   body.offset = with.body().offset;
   body.strides = with.strides();
@@ -217,7 +199,7 @@ void Module::add_place(Error& error) const {
   const std::string type = module_type().name;
   std::string name;
   if (inner.outermost && inner.outermost != this)
-    detail::for_each_module(*this, "", [&](const std::string& path, Module& m, auto&) {
+    detail::traverse(*this, "", [&](const std::string& path, Module& m, auto&) {
       if (&m == inner.outermost) name = path;
     });
   if (!name.empty()) {
@@ -232,27 +214,7 @@ void Module::add_place(Error& error) const {
   }
 }
 
-// ---- watching calls ----
-
-namespace {
-thread_local CallObserver* observer = nullptr;
-}
-std::atomic<int> detail::call_observers{0};
-
-CallObserver::CallObserver() : outer_(std::exchange(observer, this)) { ++detail::call_observers; }
-CallObserver::~CallObserver() {
-  observer = outer_;
-  --detail::call_observers;
-}
-
 namespace detail {
-
-CallScope::CallScope(Module& module) : module_(module) {
-  if (observer) observer->enter(module);
-}
-CallScope::~CallScope() {
-  if (observer) observer->leave(module_, result_.defined() ? &result_ : nullptr);
-}
 
 void fail_not_unary(const Module& module) {
   fail<Error>(module.module_type().name,

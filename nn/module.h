@@ -12,17 +12,18 @@
 // weights: clone() copies the weights, share() says that they are the same.
 #pragma once
 
+#include <lockstep/nn/call.h>
 #include <lockstep/nn/clone.h>
 #include <lockstep/nn/fields.h>
+#include <lockstep/tensor/safetensors.h>
 
 namespace lockstep::nn {
-
-using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
 /// What the macro knows of a module's class.
 struct ModuleType {
   const char* name;
   size_t size, alignment;
+  const std::type_info* id;
 };
 
 struct LoadOptions {
@@ -33,6 +34,14 @@ struct LoadResult {
   std::vector<std::string> missing, unexpected;
 };
 
+namespace detail {
+struct Entries;
+using ModuleFunction =
+    std::function<void(const std::string& path, Module& m, const Entries& entries)>;
+void for_each_module(const Module& module, const ModuleFunction& f, bool always);
+class EvalScope;
+}  // namespace detail
+
 class LOCKSTEP_API Module {
  public:
   Module();
@@ -40,8 +49,7 @@ class LOCKSTEP_API Module {
   Module& operator=(Module&& other) noexcept;
   virtual ~Module();
 
-  // ---- tensors; a parameter that is tied to another counts once; order and names are PyTorch's
-  // ----
+  // ---- tensors: order and names are PyTorch's; a parameter that is tied to another counts once ----
   std::vector<Tensor> parameters() const;
   NamedTensors named_parameters() const;
   std::vector<Tensor> buffers() const;
@@ -83,6 +91,8 @@ class LOCKSTEP_API Module {
   Tensor operator()(Tensor x) { return forward_any(std::move(x)); }
 
   // ---- made by LOCKSTEP_MODULE ----
+  /// Named for the compiler's message about a class that lacks the macro.
+  virtual void this_class_needs_LOCKSTEP_MODULE() const = 0;
   virtual void visit(FieldVisitor& v) = 0;
   virtual ModuleType module_type() const = 0;
   virtual Tensor forward_any(Tensor x) = 0;
@@ -97,7 +107,17 @@ class LOCKSTEP_API Module {
   void add_place(Error& error) const;
 
  private:
+  friend class detail::CallScope;
+  friend class detail::EvalScope;
+  friend void detail::for_each_module(const Module&, const detail::ModuleFunction&, bool);
+  template <class M>
+  friend M& external(M& module);
+
   bool training_ = true;
+  std::atomic<bool> graph_checked_ = false;  // see detail::GraphCheck
+  std::atomic<bool> belongs_ = false;  // to another module, or external(): may be called inside forward
+  // detail::parts_constructed() when the fields of all that is in it were last checked
+  mutable std::atomic<uint32_t> checked_at_ = 0;
 };
 
 inline void append(std::string& text, const Module& m) { text += m.to_string(); }
@@ -106,70 +126,15 @@ auto operator<<(Stream& out, const Module& m) -> decltype(out << std::string()) 
   return out << m.to_string();
 }
 
-/// Sees the calls of modules on its thread while it lives (the innermost if nested): what summary()
-/// uses.
-class LOCKSTEP_API CallObserver {
- public:
-  CallObserver();
-  virtual ~CallObserver();
-  CallObserver(const CallObserver&) = delete;
-  virtual void enter(Module& module) = 0;
-  /// `result` is null when forward did not return a Tensor, or threw.
-  virtual void leave(Module& module, const Tensor* result) = 0;
-
- private:
-  CallObserver* outer_;
-};
+template <class M>
+M& external(M& module) {
+  static_cast<Module&>(module).belongs_.store(true, std::memory_order_relaxed);
+  return module;
+}
 
 namespace detail {
 
-LOCKSTEP_API extern std::atomic<int> call_observers;  // on all threads together
-
-/// Tells this thread's observer of one call.
-class LOCKSTEP_API CallScope {
- public:
-  explicit CallScope(Module& module);
-  ~CallScope();
-  CallScope(const CallScope&) = delete;
-  void set_result(const Tensor& y) { result_ = y; }
-
- private:
-  Module& module_;
-  Tensor result_;
-};
-
-/// forward, with the observer told, and the module's place added to an Error that passes. Costs one
-/// load.
-template <class M, class... Args>
-decltype(auto) call(M& module, Args&&... args) {
-  try {
-    if (call_observers.load(std::memory_order_relaxed) == 0) [[likely]] {
-      return module.forward(std::forward<Args>(args)...);
-    }
-    CallScope scope(module);
-    if constexpr (std::is_same_v<decltype(module.forward(std::forward<Args>(args)...)), Tensor>) {
-      Tensor y = module.forward(std::forward<Args>(args)...);
-      scope.set_result(y);
-      return y;
-    } else {
-      return module.forward(std::forward<Args>(args)...);
-    }
-  } catch (Error& error) {
-    module.add_place(error);
-    throw;
-  }
-}
-
-[[noreturn]] LOCKSTEP_API void fail_not_unary(const Module& module);
 [[noreturn]] LOCKSTEP_API void fail_not_clonable(const Module& module);
-
-template <class M>
-Tensor call_unary(M& module, Tensor x) {
-  if constexpr (requires { Tensor(module.forward(std::move(x))); })
-    return call(module, std::move(x));
-  else
-    fail_not_unary(module);
-}
 
 template <class M>
 std::unique_ptr<Module> clone_unique(M& module, CloneMap& map) {
@@ -185,11 +150,15 @@ std::unique_ptr<Module> clone_unique(M& module, CloneMap& map) {
 }  // namespace detail
 }  // namespace lockstep::nn
 
-/// LOCKSTEP_MODULE(Type, fields...), the last line of a module. Name every member that holds
-/// modules, parameters or buffers (and, for clone(), whatever else is not a plain number); one left
-/// out is an Error. It makes the call operator, to(Device), to(DType), clone() and share():
+/// LOCKSTEP_MODULE(Type, fields...), the last line of a module, of a subclass of a module too. Name
+/// every member that holds modules, parameters or buffers, those of the base class included (and, for
+/// clone(), whatever else is not a plain number). A part that is left out is an Error: at the first
+/// visit of the fields where the class holds or points to it, at the first call where it is used. A
+/// module that belongs to somebody else is a std::reference_wrapper, or external().
+/// The macro makes the call operator, to(Device), to(DType), clone() and share():
 ///   y = net(x);   net.to(device);   Net{}.to(device, DType::f64);   Net other = net.clone();
-/// clone() and share() must not run while another thread uses the module otherwise; several may clone it.
+/// clone() and share() must not run while another thread uses the module otherwise; several may clone
+/// it.
 #define LOCKSTEP_MODULE(Type, ...)                                                             \
  public:                                                                                       \
   template <class Self = Type, class... Args>                                                  \
@@ -204,6 +173,7 @@ std::unique_ptr<Module> clone_unique(M& module, CloneMap& map) {
   }                                                                                            \
   template <class... Targets>                                                                  \
   Type to(Targets... targets)&& {                                                              \
+    ::lockstep::nn::detail::check_not_sliced("to", *this, typeid(Type));                       \
     (this->convert_to(targets), ...);                                                          \
     return std::move(*this);                                                                   \
   }                                                                                            \
@@ -225,11 +195,12 @@ std::unique_ptr<Module> clone_unique(M& module, CloneMap& map) {
   decltype(auto) with_fields(F&& lockstep_f) {                                                 \
     return lockstep_f(__VA_ARGS__);                                                            \
   }                                                                                            \
+  void this_class_needs_LOCKSTEP_MODULE() const override {}                                    \
   void visit(::lockstep::nn::FieldVisitor& lockstep_v) override {                              \
     ::lockstep::nn::detail::visit_fields(lockstep_v, #__VA_ARGS__ __VA_OPT__(, ) __VA_ARGS__); \
   }                                                                                            \
   ::lockstep::nn::ModuleType module_type() const override {                                    \
-    return {#Type, sizeof(Type), alignof(Type)};                                               \
+    return {#Type, sizeof(Type), alignof(Type), &typeid(Type)};                                \
   }                                                                                            \
   ::lockstep::Tensor forward_any(::lockstep::Tensor x) override {                              \
     return ::lockstep::nn::detail::call_unary(*this, std::move(x));                            \

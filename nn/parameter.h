@@ -13,8 +13,10 @@ namespace lockstep::nn {
 
 namespace detail {
 
-enum class Part : uint8_t { parameter, buffer, module };
+enum class Part : uint8_t { parameter, buffer, module, list };
 LOCKSTEP_API void part_appears(const void* at, Part what);
+/// A module keeps its age when it is moved.
+LOCKSTEP_API void module_moves(const void* to, const void* from);
 LOCKSTEP_API void part_disappears(const void* at) noexcept;
 
 /// An empty base that registers the address of what derives from it.

@@ -3,7 +3,13 @@
 //   nn::Sequential net{nn::Linear{784, 128}, nn::ReLU{}, nn::Linear{128, 10}};
 //
 // Its parameters are named by position ("0.weight", "2.bias"). A Linear that a ReLU follows runs as
-// one fused product, so that net above costs no separate pass for the bias and the ReLU.
+// one fused product, so that net above costs no separate pass for the bias and the ReLU; the numbers
+// are those of the two, bit for bit. A subclass names the field `modules`:
+//
+//   struct Block : nn::Sequential {
+//     explicit Block(int64_t n) : Sequential{nn::Linear{n, n}, nn::LayerNorm{n}, nn::ReLU{}} {}
+//     LOCKSTEP_MODULE(Block, modules)
+//   };
 #pragma once
 
 #include <concepts>
@@ -12,23 +18,28 @@
 
 namespace lockstep::nn {
 
-struct Linear;
+/// A module whose forward maps one tensor to one. Module itself is one: its call operator throws
+/// where the object's forward does something else.
+template <class M>
+concept UnaryModule = std::derived_from<M, Module> && requires(M& m, Tensor x) {
+  { m(std::move(x)) } -> std::convertible_to<Tensor>;
+};
 
 class LOCKSTEP_API Sequential : public Module {
  public:
   Sequential() = default;
-  template <std::derived_from<Module>... Modules>
-  requires(sizeof...(Modules) > 0) explicit Sequential(Modules... modules) {
-    (push_back(std::move(modules)), ...);
+  template <UnaryModule... Modules>
+  requires(sizeof...(Modules) > 0) explicit Sequential(Modules... parts) {
+    (push_back(std::move(parts)), ...);
   }
 
-  template <std::derived_from<Module> M>
+  template <UnaryModule M>
   Sequential& push_back(M module) {
     return push_back(std::unique_ptr<Module>(std::make_unique<M>(std::move(module))));
   }
   Sequential& push_back(std::unique_ptr<Module> module);
 
-  size_t size() const { return items_.size(); }
+  size_t size() const { return modules.size(); }
   /// The i-th module; IndexError when there is none.
   Module& operator[](size_t i);
   /// The i-th module as an M; ValueError when it is something else.
@@ -42,35 +53,9 @@ class LOCKSTEP_API Sequential : public Module {
 
   Tensor forward(Tensor x);
 
-  // What LOCKSTEP_MODULE makes, with positions for names.
-  Tensor operator()(Tensor x) { return detail::call(*this, std::move(x)); }
-  template <class... Targets>
-  Sequential& to(Targets... targets) & {
-    (convert_to(targets), ...);
-    return *this;
-  }
-  template <class... Targets>
-  Sequential to(Targets... targets) && {
-    (convert_to(targets), ...);
-    return std::move(*this);
-  }
-  Sequential clone();
-  Sequential share();
-  Sequential clone_with(CloneMap& map);
-  void visit(FieldVisitor& v) override;
-  ModuleType module_type() const override {
-    return {"Sequential", sizeof(Sequential), alignof(Sequential)};
-  }
-  Tensor forward_any(Tensor x) override { return (*this)(std::move(x)); }
-  std::unique_ptr<Module> clone_any(CloneMap& map) override;
-
- private:
-  struct Item {
-    std::unique_ptr<Module> module;
-    Linear* linear;  // the module, if it is one
-    bool is_relu;
-  };
-  std::vector<Item> items_;
+ protected:
+  PositionalModules modules;
+  LOCKSTEP_MODULE(Sequential, modules)
 };
 
 }  // namespace lockstep::nn

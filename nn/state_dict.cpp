@@ -1,65 +1,103 @@
 // Saving and loading a module by the names of its tensors.
-#include <unordered_map>
-#include <unordered_set>
+#include <cstring>
+#include <map>
 
 #include <lockstep/nn/entries.h>
 #include <lockstep/tensor/node.h>
 #include <lockstep/tensor/safetensors.h>
+#include <lockstep/tensor/state_reader.h>
 
 namespace lockstep::nn {
 namespace {
 
-std::string list(const char* title, const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names)
-    text += (text.empty() ? str_cat("\n  ", title, ": ") : ", ") + name;
-  return text;
+/// One of a module's tensors, under all its names.
+struct Target {
+  Tensor mine;  // shares the data
+  std::vector<std::string> names;
+};
+
+/// In the order of state_dict().
+std::vector<Target> targets_of(const Module& module) {
+  std::vector<Target> targets;
+  std::map<const TensorBody*, size_t> known;
+  auto add = [&](const std::string& path, const std::string& name, const Tensor& t) {
+    if (!t.defined()) return;
+    const auto [it, fresh] = known.try_emplace(t.ref().get(), targets.size());
+    if (fresh) targets.push_back({t.detach(), {}});
+    targets[it->second].names.push_back(path.empty() ? name : path + "." + name);
+  };
+  detail::for_each_module(
+      module, [&](const std::string& path, Module&, const detail::Entries& entries) {
+        for (auto& [name, p] : entries.parameters) add(path, name, *p);
+        for (auto& [name, b] : entries.buffers)
+          if (b->is_persistent()) add(path, name, *b);
+      });
+  return targets;
+}
+
+bool same_bits(const Tensor& a, const Tensor& b) {  // of one shape, dtype and device
+  const Tensor x = a.to(Device()).contiguous(), y = b.to(Device()).contiguous();
+  return std::memcmp(x.data_ptr(), y.data_ptr(),
+                     static_cast<size_t>(x.numel()) * size_of(x.dtype())) == 0;
 }
 
 }  // namespace
 
 NamedTensors Module::state_dict() const {
   NamedTensors state;
-  detail::for_each_module(*this, "",
-                          [&](const std::string& path, Module&, const detail::Entries& entries) {
-                            const std::string prefix = path.empty() ? "" : path + ".";
-                            for (auto& [name, p] : entries.parameters)
-                              if (p->defined()) state.emplace_back(prefix + name, p->detach());
-                            for (auto& [name, b] : entries.buffers)
-                              if (b->defined() && b->is_persistent())
-                                state.emplace_back(prefix + name, b->detach());
-                          });
+  detail::for_each_module(
+      *this, [&](const std::string& path, Module&, const detail::Entries& entries) {
+        const std::string prefix = path.empty() ? "" : path + ".";
+        for (auto& [name, p] : entries.parameters)
+          if (p->defined()) state.emplace_back(prefix + name, p->detach());
+        for (auto& [name, b] : entries.buffers)
+          if (b->defined() && b->is_persistent()) state.emplace_back(prefix + name, b->detach());
+      });
   return state;
 }
 
 LoadResult Module::load_state_dict(const NamedTensors& state, LoadOptions options) {
-  LoadResult result;
-  std::vector<std::string> misshapen;
-  std::vector<std::pair<Tensor, Tensor>> copies;  // to, from
-  std::unordered_map<std::string, Tensor> given(state.begin(), state.end());
-  std::unordered_set<std::string> known;
-  for (auto& [name, mine] : state_dict()) {
-    known.insert(name);
-    const auto it = given.find(name);
-    if (it == given.end())
-      result.missing.push_back(name);
-    else if (it->second.shape() != mine.shape())
-      misshapen.push_back(
-          str_cat(name, " (given ", it->second.shape(), ", here ", mine.shape(), ")"));
-    else
-      copies.emplace_back(mine, it->second);
-  }
-  for (auto& [name, t] : state)
-    if (!known.contains(name)) result.unexpected.push_back(name);
-  const bool names_fit = result.missing.empty() && result.unexpected.empty();
-  LOCKSTEP_CHECK(misshapen.empty() && (names_fit || !options.strict), ValueError,
-                 "load_state_dict: the tensors given do not fit ", module_type().name,
-                 list("missing", result.missing), list("unexpected", result.unexpected),
-                 list("of another shape", misshapen),
-                 misshapen.empty() ? "\n  pass {.strict = false} to load those that fit" : "");
   const NoGradGuard guard;
-  for (auto& [to, from] : copies) to.copy_(from.detach().to(to.device()));
-  return result;
+  Misfits misfits;
+  std::vector<std::pair<Tensor, Tensor>> copies;  // to, from
+  std::map<std::string, Tensor> given;
+  for (auto& [name, t] : state)
+    if (!given.emplace(name, t).second) misfits.wrong.push_back(name + " (given twice)");
+  for (auto& [mine, names] : targets_of(*this)) {
+    // A file may name a tensor that is tied here under one of its names alone, or under all.
+    Tensor from;
+    std::string from_name;
+    bool any = false;
+    for (const std::string& name : names) {
+      const auto entry = given.extract(name);
+      if (entry.empty()) continue;
+      any = true;
+      const Tensor& t = entry.mapped();
+      if (!t.defined() || t.shape() != mine.shape()) {
+        misfits.misshapen.push_back(str_cat(name, " (given ", t.defined() ? str_cat(t.shape()) : "none",
+                                        ", here ", mine.shape(), ")"));
+        continue;
+      }
+      // Converted now, so that nothing has been changed when memory runs out.
+      const Tensor converted = t.detach().to(mine.dtype()).to(mine.device());
+      if (!from.defined()) {
+        from = converted;
+        from_name = name;
+      } else if (!same_bits(from, converted)) {
+        misfits.wrong.push_back(
+            str_cat(name, " (tied to ", from_name, " here, and given other values)"));
+      }
+    }
+    if (from.defined()) copies.emplace_back(mine, from);
+    if (!any) misfits.missing.insert(misfits.missing.end(), names.begin(), names.end());
+  }
+  for (auto& [name, t] : given) misfits.unexpected.push_back(name);
+  LOCKSTEP_CHECK(misfits.values_fit() && (misfits.names_fit() || !options.strict), ValueError,
+                 "load_state_dict: the tensors given do not fit ", module_type().name,
+                 misfits.text(),
+                 misfits.values_fit() ? "\n  pass {.strict = false} to load those that fit" : "");
+  for (auto& [to, from] : copies) to.copy_(from);
+  return {std::move(misfits.missing), std::move(misfits.unexpected)};
 }
 
 void Module::save(const std::string& path) const { save_safetensors(path, state_dict()); }

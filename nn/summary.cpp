@@ -8,6 +8,23 @@
 #include <lockstep/tensor/node.h>
 
 namespace lockstep::nn {
+
+/// Puts every module in eval mode, and back.
+class detail::EvalScope {
+ public:
+  explicit EvalScope(Module& m) {
+    for (auto& [name, child] : m.named_modules()) modes_.emplace_back(child, child->training_);
+    for (auto& [child, training] : modes_) child->training_ = false;
+  }
+  ~EvalScope() {
+    for (auto& [child, training] : modes_) child->training_ = training;
+  }
+  EvalScope(const EvalScope&) = delete;
+
+ private:
+  std::vector<std::pair<Module*, bool>> modes_;
+};
+
 namespace {
 
 struct Shapes final : CallObserver {
@@ -16,22 +33,6 @@ struct Shapes final : CallObserver {
   void leave(Module& m, const Tensor* y) override {
     if (y) outputs[&m] = y->shape();
   }
-};
-
-/// Puts every module in eval mode, and back.
-class EvalScope {
- public:
-  explicit EvalScope(Module& m) {
-    for (auto& [name, child] : m.named_modules()) modes_.emplace_back(child, child->is_training());
-    m.eval();
-  }
-  ~EvalScope() {
-    // Parents come first, so each module's own mode is the last that it is given.
-    for (auto& [m, training] : modes_) m->train(training);
-  }
-
- private:
-  std::vector<std::pair<Module*, bool>> modes_;
 };
 
 /// 1199882 as 1,199,882.
@@ -47,14 +48,14 @@ std::string with_commas(int64_t n) {
 Summary summary(Module& module, const Tensor& input) {
   Shapes shapes;
   {
-    const EvalScope eval(module);
+    const detail::EvalScope eval(module);
     const NoGradGuard guard;
     module(input);
   }
   Summary s;
   std::unordered_set<const void*> seen;
   detail::for_each_module(
-      module, "", [&](const std::string& path, Module& m, const detail::Entries& entries) {
+      module, [&](const std::string& path, Module& m, const detail::Entries& entries) {
         Summary::Row row;
         row.path = path;
         row.type = m.module_type().name;

@@ -5,43 +5,40 @@
 #include <lockstep/optim/kernels.h>
 
 namespace lockstep::optim {
-namespace {
-template <class Options>
-constexpr bool decoupled = std::is_same_v<Options, AdamWOptions>;
-template <class Options>
-constexpr const char* name = decoupled<Options> ? "AdamW" : "Adam";
-}  // namespace
 
-template <class Options>
-AdamBase<Options>::AdamBase(std::vector<ParamGroup<Options>> groups)
+template <bool decoupled>
+AdamBase<decoupled>::AdamBase(std::vector<ParamGroup<Options>> groups)
     : GroupedOptimizer<Options>(std::move(groups)) {
-  for (const Options& o : this->options_) {
-    detail::check_option(o.lr >= 0, name<Options>, "lr must not be negative", o.lr);
-    detail::check_option(o.eps >= 0, name<Options>, "eps must not be negative", o.eps);
-    detail::check_option(o.weight_decay >= 0, name<Options>, "weight_decay must not be negative",
-                         o.weight_decay);
-    for (double beta : o.betas)
-      detail::check_option(beta >= 0 && beta < 1, name<Options>, "betas must lie in [0, 1)", beta);
-  }
+  for (int g = 0; g < this->groups(); ++g) check_options(g);
 }
 
-template <class Options>
-Update AdamBase<Options>::update(int group, int64_t step) const {
+template <bool decoupled>
+void AdamBase<decoupled>::check_options(int group) const {
+  constexpr const char* name = decoupled ? "AdamW" : "Adam";
   const Options& o = this->options(group);
-  const auto t = static_cast<double>(step);
+  detail::check_option(o.lr >= 0, name, "lr must not be negative", o.lr);
+  detail::check_option(o.eps >= 0, name, "eps must not be negative", o.eps);
+  detail::check_option(o.weight_decay >= 0, name, "weight_decay must not be negative",
+                       o.weight_decay);
+  for (double beta : o.betas)
+    detail::check_option(beta >= 0 && beta < 1, name, "betas must lie in [0, 1)", beta);
+}
+
+template <bool decoupled>
+Update AdamBase<decoupled>::update(int group, const Optimizer::Param& p) const {
+  const Options& o = this->options(group);
+  const auto t = static_cast<double>(p.steps + 1);
   const double correction1 = 1 - std::pow(o.betas[0], t), correction2 = 1 - std::pow(o.betas[1], t);
   const kernels::Rows rows = o.amsgrad ? kernels::table().adam_amsgrad : kernels::table().adam;
   return {rows.f32,
           rows.f64,
-          o.amsgrad ? 3 : 2,
           {o.lr / correction1, 1 / std::sqrt(correction2), o.betas[0], o.betas[1], o.eps,
-           decoupled<Options> ? 0 : o.weight_decay,
-           decoupled<Options> ? 1 - o.lr * o.weight_decay : 1}};
+           decoupled ? 0 : o.weight_decay, decoupled ? 1 - o.lr * o.weight_decay : 1}};
 }
 
-template <class Options>
-void AdamBase<Options>::visit_options(int group, const Optimizer::OptionVisitor& visit) {
-  Options& o = this->options_[static_cast<size_t>(group)];
+template <bool decoupled>
+void AdamBase<decoupled>::visit_options(int group, const Optimizer::OptionVisitor& visit) {
+  Options& o = this->options(group);
   visit("lr", o.lr);
   visit("beta1", o.betas[0]);
   visit("beta2", o.betas[1]);
@@ -52,7 +49,7 @@ void AdamBase<Options>::visit_options(int group, const Optimizer::OptionVisitor&
   o.amsgrad = amsgrad != 0;
 }
 
-template class AdamBase<AdamOptions>;
-template class AdamBase<AdamWOptions>;
+template class AdamBase<false>;
+template class AdamBase<true>;
 
 }  // namespace lockstep::optim

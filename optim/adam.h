@@ -8,43 +8,43 @@
 
 namespace lockstep::optim {
 
-struct LOCKSTEP_API AdamOptions {
+template <bool decoupled>
+struct AdamBaseOptions {
   double lr = 1e-3;
   std::array<double, 2> betas = {0.9, 0.999};
   double eps = 1e-8;
-  double weight_decay = 0;  // Adam: weight_decay * p is added to g
-  bool amsgrad = false;     // divide by the largest v so far
+  /// Adam: weight_decay * p is added to g. AdamW: p is first multiplied by 1 - lr * weight_decay.
+  double weight_decay = decoupled ? 1e-2 : 0;
+  bool amsgrad = false;  // divide by the largest v so far
 };
-struct LOCKSTEP_API AdamWOptions {
-  double lr = 1e-3;
-  std::array<double, 2> betas = {0.9, 0.999};
-  double eps = 1e-8;
-  double weight_decay = 1e-2;  // AdamW: p is first multiplied by 1 - lr * weight_decay
-  bool amsgrad = false;
-};
+using AdamOptions = AdamBaseOptions<false>;
+using AdamWOptions = AdamBaseOptions<true>;
 
 /// What both are: they differ in where the weight decay goes.
-template <class Options>
-class LOCKSTEP_API AdamBase : public GroupedOptimizer<Options> {
+template <bool decoupled>
+class LOCKSTEP_API AdamBase : public GroupedOptimizer<AdamBaseOptions<decoupled>> {
  public:
+  using Options = AdamBaseOptions<decoupled>;
   explicit AdamBase(std::vector<ParamGroup<Options>> groups);
   AdamBase(std::vector<Tensor> params, Options options)
       : AdamBase({{std::move(params), options}}) {}
 
  protected:
-  Update update(int group, int64_t step) const override;
+  Update update(int group, const Optimizer::Param& p) const override;
+  int states(int group) const override { return this->options(group).amsgrad ? 3 : 2; }
   std::vector<std::string> state_names() const override {
     return {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
   }
+  void check_options(int group) const override;
   void visit_options(int group, const Optimizer::OptionVisitor& visit) override;
 };
-extern template class AdamBase<AdamOptions>;
-extern template class AdamBase<AdamWOptions>;
+extern template class AdamBase<false>;
+extern template class AdamBase<true>;
 
-struct Adam final : AdamBase<AdamOptions> {
+struct Adam final : AdamBase<false> {
   using AdamBase::AdamBase;
 };
-struct AdamW final : AdamBase<AdamWOptions> {
+struct AdamW final : AdamBase<true> {
   using AdamBase::AdamBase;
 };
 

@@ -8,43 +8,47 @@
 
 namespace lockstep::optim {
 
+/// One step: add() what is to be updated, which may throw; then run().
 struct FusedOptimizer::Pass {
   struct Task {
+    Param& param;
     Update::Row row;
     std::array<double, 8> constants;
+    Tensor gradient, gappy_result;  // in the order of the parameter's memory
+    std::array<Tensor, kMaxState> state;
     std::array<void*, 2 + kMaxState> arrays;
-    int64_t begin, end;  // its place in the walk over all tensors
+    int64_t begin, end;  // its place in the traversal of all tensors
   };
   std::vector<Task> tasks;
-  std::vector<Tensor> alive;                       // gradients, copied where their order differed
-  std::vector<std::pair<Tensor, Tensor>> results;  // gappy parameter, dense copy to be written back
   int64_t elements = 0;
 
-  void add(Param& p, const Tensor& gradient, const Update& u) {
+  void add(Param& p, const Tensor& gradient, const Update& u, int states) {
     const Tensor& w = p.tensor;
     const bool dense = is_dense(w);
     const Strides layout = dense ? w.strides() : contiguous_strides(w.shape());
     const DType dtype = w.dtype();
-    Task task{dtype == DType::f32 ? u.f32 : u.f64, u.constants, {}, elements, elements + w.numel()};
-    if (dense) {
-      task.arrays[0] = w.data_ptr();
-    } else {
-      results.emplace_back(w, in_layout(w, layout, dtype));
-      task.arrays[0] = results.back().second.data_ptr();
-    }
-    alive.push_back(in_layout(gradient, layout, dtype));
-    task.arrays[1] = alive.back().data_ptr();
-    for (size_t s = 0; s < static_cast<size_t>(u.states); ++s) {
-      Tensor& state = p.state[s];
-      if (state.defined())
-        state = in_layout(state, layout, dtype);
-      else
-        state = empty_strided(w.shape(), layout, {.dtype = dtype, .device = w.device()}).zero_();
+    Task task{p,
+              dtype == DType::f32 ? u.f32 : u.f64,
+              u.constants,
+              in_layout(gradient, layout, dtype),
+              dense ? Tensor() : in_layout(w, layout, dtype),
+              p.state,
+              {},
+              elements,
+              elements + w.numel()};
+    task.arrays[0] = dense ? w.data_ptr() : task.gappy_result.data_ptr();
+    task.arrays[1] = task.gradient.data_ptr();
+    for (size_t s = 0; s < static_cast<size_t>(states); ++s) {
+      Tensor& state = task.state[s];
+      state = state.defined() ? in_layout(state, layout, dtype)
+                              : empty_strided(w.shape(), layout,
+                                              {.dtype = dtype, .device = w.device()})
+                                    .zero_();
       task.arrays[2 + s] = state.data_ptr();
     }
-    tasks.push_back(task);
     // Tensors begin at multiples of 64, so that a block never cuts a tensor inside a SIMD pack.
     elements = (task.end + 63) / 64 * 64;
+    tasks.push_back(std::move(task));
   }
 
   void run() {
@@ -60,35 +64,33 @@ struct FusedOptimizer::Pass {
                     to - task->begin);
       }
     });
-    for (auto& [w, result] : results) lockstep::detail::copy_kernel(w, result);
-    tasks.clear();
-    alive.clear();
-    results.clear();
-    elements = 0;
+    for (Task& task : tasks) {
+      task.param.state = std::move(task.state);
+      ++task.param.steps;
+      task.param.tensor.storage().bump_version();
+    }
+    for (const Task& task : tasks)
+      if (task.gappy_result.defined())
+        lockstep::detail::copy_kernel(task.param.tensor, task.gappy_result);
   }
 };
 
-FusedOptimizer::FusedOptimizer(std::vector<std::vector<Tensor>> groups)
-    : Optimizer(std::move(groups)), pass_(std::make_unique<Pass>()) {}
-FusedOptimizer::~FusedOptimizer() = default;
-FusedOptimizer::FusedOptimizer(FusedOptimizer&&) noexcept = default;
-FusedOptimizer& FusedOptimizer::operator=(FusedOptimizer&&) noexcept = default;
-
 void FusedOptimizer::step() {
-  for (const Param& p : params_)
-    LOCKSTEP_CHECK(p.tensor.dtype() == DType::f32 || p.tensor.dtype() == DType::f64, DTypeError,
-                   "step: parameters are f32 or f64, one of shape ", p.tensor.shape(), " is ",
-                   p.tensor.dtype());
+  for (int g = 0; g < groups(); ++g) check_options(g);
+  Pass pass;
+  pass.tasks.reserve(params_.size());
   for (Param& p : params_) {
     const Tensor gradient = p.tensor.grad();
     if (!gradient.defined()) continue;
+    const DType dtype = p.tensor.dtype();
+    LOCKSTEP_CHECK(dtype == DType::f32 || dtype == DType::f64, DTypeError,
+                   "step: parameters are f32 or f64, one of shape ", p.tensor.shape(), " is ",
+                   dtype);
     LOCKSTEP_CHECK(p.tensor.device().is_cpu(), DeviceError, "step: no kernels are loaded for ",
                    p.tensor.device());
-    pass_->add(p, gradient, update(p.group, ++p.steps));
+    pass.add(p, gradient, update(p.group, p), states(p.group));
   }
-  pass_->run();
-  for (Param& p : params_)
-    if (p.tensor.grad().defined()) p.tensor.storage().bump_version();
+  pass.run();
 }
 
 }  // namespace lockstep::optim

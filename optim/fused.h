@@ -3,43 +3,48 @@
 // their number and size.
 #pragma once
 
-#include <memory>
-
 #include <lockstep/optim/optimizer.h>
 
 namespace lockstep::optim {
 
-/// One parameter's update. A row function changes elements [begin, end) of arrays that are walked
+/// One parameter's update. A row function changes elements [begin, end) of arrays that are traversed
 /// alike: parameter, gradient, states, all of one element type.
 struct Update {
   using Row = void (*)(const double* constants, void* const* arrays, int64_t begin, int64_t end);
   Row f32, f64;
-  int states;  // how many state tensors it uses; they start as zeros
   std::array<double, 8> constants;
 };
 
 class LOCKSTEP_API FusedOptimizer : public Optimizer {
  public:
-  ~FusedOptimizer() override;
-  FusedOptimizer(FusedOptimizer&&) noexcept;
-  FusedOptimizer& operator=(FusedOptimizer&&) noexcept;
+  /// What can fail (options, dtypes, memory for state) does so before anything is changed. Parameters
+  /// with gaps in their memory are the exception: they are computed beside and written back last.
   void step() override;
 
  protected:
-  explicit FusedOptimizer(std::vector<std::vector<Tensor>> groups);
-  /// The update of a parameter of this group that is its `step`-th (from 1).
-  virtual Update update(int group, int64_t step) const = 0;
+  using Optimizer::Optimizer;
+  int states(int group) const override = 0;
+  /// The next update of this parameter: its p.steps + 1-th.
+  virtual Update update(int group, const Param& p) const = 0;
 
  private:
   struct Pass;
-  std::unique_ptr<Pass> pass_;  // its lists are reused from step to step
 };
 
 /// A FusedOptimizer with one Options per group.
 template <class Options>
 class LOCKSTEP_API GroupedOptimizer : public FusedOptimizer {
  public:
-  const Options& options(int group = 0) const { return options_[static_cast<size_t>(group)]; }
+  /// The group's options, to be read or changed; step() throws ValueError for what makes no sense.
+  /// For the rate beside schedules see set_lr(). IndexError: no such group.
+  Options& options(int group = 0) {
+    LOCKSTEP_CHECK(group >= 0 && group < groups(), IndexError, "options: there is no group ", group,
+                   ", only ", groups());
+    return options_[static_cast<size_t>(group)];
+  }
+  const Options& options(int group = 0) const {
+    return const_cast<GroupedOptimizer*>(this)->options(group);
+  }
 
  protected:
   explicit GroupedOptimizer(std::vector<ParamGroup<Options>> groups)
@@ -47,7 +52,6 @@ class LOCKSTEP_API GroupedOptimizer : public FusedOptimizer {
     for (auto& g : groups) options_.push_back(g.options);
   }
   double& lr_of(int group) override { return options_[static_cast<size_t>(group)].lr; }
-  std::vector<Options> options_;
 
  private:
   static std::vector<std::vector<Tensor>> tensors(std::vector<ParamGroup<Options>>& groups) {
@@ -55,6 +59,8 @@ class LOCKSTEP_API GroupedOptimizer : public FusedOptimizer {
     for (auto& g : groups) all.push_back(std::move(g.params));
     return all;
   }
+
+  std::vector<Options> options_;
 };
 
 }  // namespace lockstep::optim

@@ -1,29 +1,47 @@
 #include <lockstep/optim/optimizer.h>
 
 #include <cmath>
-#include <limits>
 #include <map>
-#include <unordered_set>
+#include <unordered_map>
 
+#include <lockstep/optim/schedule_chain.h>
 #include <lockstep/tensor/node.h>
+#include <lockstep/tensor/state_reader.h>
 
 namespace lockstep::optim {
 
 Optimizer::Optimizer(std::vector<std::vector<Tensor>> groups)
-    : initial_lr_(groups.size(), std::numeric_limits<double>::quiet_NaN()) {
-  std::unordered_set<const void*> seen;
-  for (size_t g = 0; g < groups.size(); ++g) {
-    LOCKSTEP_CHECK(!groups[g].empty(), ValueError, "optimizer: group ", g, " has no parameters");
-    for (Tensor& t : groups[g]) {
-      LOCKSTEP_CHECK(t.is_leaf(), ValueError, "optimizer: a parameter of shape ", t.shape(),
-                     " was made by ", t.node()->name(),
+    : groups_(static_cast<int>(groups.size())),
+      schedules_(std::make_shared<ScheduleChain>(this, groups_)) {
+  std::unordered_map<const void*, size_t> group_of;
+  for (size_t g = 0; g < groups.size(); ++g)
+    for (size_t i = 0; i < groups[g].size(); ++i) {
+      Tensor& t = groups[g][i];
+      LOCKSTEP_CHECK(t.defined(), ValueError, "optimizer: parameter ", i, " of group ", g,
+                     " is undefined");
+      LOCKSTEP_CHECK(t.is_leaf(), ValueError, "optimizer: parameter ", i, " of group ", g,
+                     ", of shape ", t.shape(), ", was made by ", t.node()->name(),
                      "; only leaves can be optimized, e.g. x.detach().requires_grad_()");
-      LOCKSTEP_CHECK(seen.insert(t.ref().get()).second, ValueError, "optimizer: parameter ",
-                     params_.size(), " of shape ", t.shape(), " is listed twice");
+      const auto [first, fresh] = group_of.emplace(t.ref().get(), g);
+      LOCKSTEP_CHECK(fresh, ValueError, "optimizer: parameter ", i, " of group ", g, ", of shape ",
+                     t.shape(), ", is listed twice, first in group ", first->second);
       params_.push_back({std::move(t), static_cast<int>(g), 0, {}});
     }
-  }
   LOCKSTEP_CHECK(!params_.empty(), ValueError, "optimizer: there are no parameters");
+}
+
+Optimizer::~Optimizer() {
+  if (schedules_) schedules_->optimizer = nullptr;
+}
+Optimizer::Optimizer(Optimizer&& other) noexcept { *this = std::move(other); }
+Optimizer& Optimizer::operator=(Optimizer&& other) noexcept {
+  if (this == &other) return *this;
+  if (schedules_) schedules_->optimizer = nullptr;
+  params_ = std::exchange(other.params_, {});
+  groups_ = std::exchange(other.groups_, 0);
+  schedules_ = std::exchange(other.schedules_, nullptr);
+  if (schedules_) schedules_->optimizer = this;
+  return *this;
 }
 
 void Optimizer::zero_grad(bool set_to_none) {
@@ -54,10 +72,10 @@ void Optimizer::set_lr(int group, double lr) {
 void Optimizer::set_lr(double lr) {
   for (int g = 0; g < groups(); ++g) set_lr(g, lr);
 }
-double Optimizer::initial_lr(int group) {
-  double& initial = initial_lr_[static_cast<size_t>(group)];
-  if (std::isnan(initial)) initial = lr(group);
-  return initial;
+double Optimizer::initial_lr(int group) const {
+  LOCKSTEP_CHECK(group >= 0 && group < groups(), IndexError, "initial_lr: there is no group ",
+                 group, ", only ", groups());
+  return schedules_->base(group);
 }
 
 void detail::check_option(bool ok, const char* optimizer, const char* rule, double value) {
@@ -68,13 +86,6 @@ void detail::check_option(bool ok, const char* optimizer, const char* rule, doub
 
 namespace {
 Tensor number(double value) { return scalar(value, {.dtype = DType::f64}); }
-
-// A number of a state that may come from a file.
-double number_of(const Tensor& t, const std::string& name) {
-  LOCKSTEP_CHECK(t.numel() == 1, ValueError, "load_state_dict: ", name,
-                 " must be one number, and has shape ", t.shape());
-  return t.item<double>();
-}
 }  // namespace
 
 NamedTensors Optimizer::state_dict() const {
@@ -94,62 +105,97 @@ NamedTensors Optimizer::state_dict() const {
     const_cast<Optimizer*>(this)->visit_options(g, [&](const char* name, double& value) {
       dict.emplace_back(prefix + name, number(value));
     });
-    if (const double initial = initial_lr_[static_cast<size_t>(g)]; !std::isnan(initial))
-      dict.emplace_back(prefix + "initial_lr", number(initial));
+    if (!std::isnan(schedules_->rates[static_cast<size_t>(g)].base))
+      dict.emplace_back(prefix + "initial_lr", number(initial_lr(g)));
   }
   return dict;
 }
 
 void Optimizer::load_state_dict(const NamedTensors& state) {
+  LOCKSTEP_CHECK(schedules_, Error, "load_state_dict: the optimizer has been moved from");
   const NoGradGuard guard;
-  std::map<std::string, Tensor> rest(state.begin(), state.end());
-  auto take = [&](const std::string& name) {
-    const auto found = rest.find(name);
-    if (found == rest.end()) return Tensor();
-    const Tensor t = found->second;
-    rest.erase(found);
-    return t;
+  Misfits misfits;
+  std::map<std::string, Tensor> given;
+  for (auto& [name, t] : state)
+    if (!given.emplace(name, t).second) misfits.wrong.push_back(name + " (given twice)");
+  const auto take = [&](const std::string& name) {
+    const auto entry = given.extract(name);
+    return entry.empty() ? Tensor() : entry.mapped();
   };
-  const auto names = state_names();
+  const auto number_of = [&](const std::string& name, const Tensor& t) {
+    if (t.numel() == 1 && !std::isnan(t.item<double>())) return t.item<double>();
+    misfits.wrong.push_back(str_cat(name, " (not one number)"));
+    return 0.0;
+  };
+
   // What there will be is gathered first, so that an error leaves the optimizer as it was.
+  std::vector<double> options;
+  std::vector<ScheduleChain::Rate> rates(static_cast<size_t>(groups()));
+  for (int g = 0; g < groups(); ++g) {
+    const std::string prefix = str_cat("param_groups.", g, ".");
+    visit_options(g, [&](const char* option, double& value) {
+      const std::string name = prefix + option;
+      const Tensor t = take(name);
+      if (!t.defined()) misfits.missing.push_back(name);
+      options.push_back(t.defined() ? number_of(name, t) : value);
+    });
+    const std::string name = prefix + "initial_lr";
+    if (const Tensor t = take(name); t.defined())
+      rates[static_cast<size_t>(g)].base = number_of(name, t);
+  }
+  const auto exchange_options = [&] {
+    size_t next = 0;
+    for (int g = 0; g < groups(); ++g)
+      visit_options(g, [&](const char*, double& value) { std::swap(value, options[next++]); });
+  };
+  std::vector<size_t> needed;  // state tensors by group, under the new options
+  exchange_options();
+  for (int g = 0; g < groups(); ++g) {
+    needed.push_back(static_cast<size_t>(states(g)));
+    try {
+      check_options(g);
+    } catch (const ValueError& e) {
+      misfits.wrong.push_back(str_cat("param_groups.", g, " (", e.what(), ")"));
+    }
+  }
+  exchange_options();
+
+  const auto names = state_names();
   std::vector<Param> params = params_;
   for (size_t i = 0; i < params.size(); ++i) {
     Param& p = params[i];
     const std::string prefix = str_cat("state.", i, ".");
     const Tensor step = take(prefix + "step");
-    const double steps = step.defined() ? number_of(step, prefix + "step") : 0;
-    LOCKSTEP_CHECK(steps >= 0 && steps <= 0x1p53 && steps == std::floor(steps), ValueError,
-                   "load_state_dict: ", prefix, "step must be a count, and is ", steps);
-    p.steps = static_cast<int64_t>(steps);
+    const double steps = step.defined() ? number_of(prefix + "step", step) : 0;
+    if (!(steps >= 0 && steps <= 0x1p53 && steps == std::floor(steps)))
+      misfits.wrong.push_back(str_cat(prefix, "step (not a count: ", steps, ")"));
+    else
+      p.steps = static_cast<int64_t>(steps);
     for (size_t s = 0; s < names.size(); ++s) {
-      const Tensor t = take(prefix + names[s]);
-      LOCKSTEP_CHECK(!t.defined() || t.shape() == p.tensor.shape(), ValueError,
-                     "load_state_dict: ", prefix, names[s], " has shape ", t.shape(),
-                     ", parameter ", i, " ", p.tensor.shape());
-      p.state[s] =
-          t.defined() ? t.detach().to(p.tensor.dtype()).to(p.tensor.device()).clone() : Tensor();
+      const std::string name = prefix + names[s];
+      const Tensor t = take(name);
+      p.state[s] = Tensor();
+      if (!t.defined()) {
+        if (p.steps > 0 && s < needed[static_cast<size_t>(p.group)]) misfits.missing.push_back(name);
+      } else if (t.shape() != p.tensor.shape()) {
+        misfits.misshapen.push_back(
+            str_cat(name, " (given ", t.shape(), ", here ", p.tensor.shape(), ")"));
+      } else if (!t.is_floating_point()) {
+        misfits.wrong.push_back(str_cat(name, " (given ", t.dtype(), ", must be floating)"));
+      } else {
+        p.state[s] = t.detach().to(p.tensor.dtype()).to(p.tensor.device()).clone();
+        if (!step.defined()) misfits.missing.push_back(prefix + "step");
+      }
     }
   }
-  std::vector<double> options, initial;
-  for (int g = 0; g < groups(); ++g) {
-    const std::string prefix = str_cat("param_groups.", g, ".");
-    visit_options(g, [&](const char* name, double&) {
-      const Tensor t = take(prefix + name);
-      LOCKSTEP_CHECK(t.defined(), ValueError, "load_state_dict: ", prefix, name, " is missing");
-      options.push_back(number_of(t, prefix + name));
-    });
-    const Tensor t = take(prefix + "initial_lr");
-    initial.push_back(t.defined() ? number_of(t, prefix + "initial_lr")
-                                  : std::numeric_limits<double>::quiet_NaN());
-  }
-  LOCKSTEP_CHECK(rest.empty(), ValueError, "load_state_dict: ", rest.begin()->first, " and ",
-                 rest.size() - 1, " more belong to nothing here; this optimizer has ",
-                 params_.size(), " parameters in ", groups(), " groups");
-  size_t next = 0;
-  for (int g = 0; g < groups(); ++g)
-    visit_options(g, [&](const char*, double& value) { value = options[next++]; });
+  for (auto& [name, t] : given) misfits.unexpected.push_back(name);
+  LOCKSTEP_CHECK(misfits.names_fit() && misfits.values_fit(), ValueError,
+                 "load_state_dict: the state given does not fit this optimizer of ", params_.size(),
+                 " parameters in ", groups(), " groups", misfits.text());
+  exchange_options();
   params_ = std::move(params);
-  initial_lr_ = std::move(initial);
+  for (int g = 0; g < groups(); ++g) rates[static_cast<size_t>(g)].set = lr(g);
+  schedules_->rates = std::move(rates);
 }
 
 }  // namespace lockstep::optim

@@ -4,25 +4,50 @@
 #include <cmath>
 #include <numbers>
 
+#include <lockstep/optim/schedule_chain.h>
 #include <lockstep/tensor/state_reader.h>
 
 namespace lockstep::optim {
 
 LRScheduler::LRScheduler(Optimizer& optimizer, Formula formula)
-    : optimizer_(&optimizer), formula_(std::move(formula)) {
-  for (int g = 0; g < optimizer.groups(); ++g)
-    optimizer.initial_lr(g);  // remembered before it is changed
-  set_steps(0);
+    : LRScheduler(optimizer, {}, std::move(formula)) {}
+
+LRScheduler::LRScheduler(Optimizer& optimizer, const std::vector<LRScheduler>& parts,
+                         Formula formula)
+    : schedule_(std::make_shared<Schedule>()) {
+  LOCKSTEP_CHECK(optimizer.schedules_, Error, "schedule: the optimizer has been moved from");
+  schedule_->formula = std::move(formula);
+  schedule_->chain = optimizer.schedules_;
+  for (size_t i = 0; i < parts.size(); ++i)
+    LOCKSTEP_CHECK(parts[i].schedule_->chain == schedule_->chain, ValueError,
+                   "SequentialLR: schedule ", i, " is one of another optimizer");
+  for (const LRScheduler& part : parts) {
+    schedule_->chain->take_out(*part.schedule_);
+    part.schedule_->in_sequence = true;
+  }
+  schedule_->chain->attach(*schedule_);
 }
+
+const LRScheduler::Formula& LRScheduler::formula_of(const LRScheduler& schedule) {
+  return schedule.schedule_->formula;
+}
+
+int64_t LRScheduler::steps() const { return schedule_->steps; }
 
 void LRScheduler::set_steps(int64_t steps) {
   LOCKSTEP_CHECK(steps >= 0, ValueError, "schedule: steps must not be negative, got ", steps);
-  steps_ = steps;
-  for (int g = 0; g < optimizer_->groups(); ++g)
-    optimizer_->set_lr(g, formula_(optimizer_->initial_lr(g), steps));
+  LOCKSTEP_CHECK(!schedule_->in_sequence, Error,
+                 "schedule: it is part of a SequentialLR; step that one");
+  LOCKSTEP_CHECK(schedule_->chain->optimizer, Error, "schedule: its optimizer is gone");
+  schedule_->chain->set_steps(*schedule_, steps);
 }
 
-NamedTensors LRScheduler::state_dict() const { return {{"steps", integer_entry(steps_)}}; }
+double LRScheduler::lr(int group) const {
+  LOCKSTEP_CHECK(schedule_->chain->optimizer, Error, "schedule: its optimizer is gone");
+  return schedule_->chain->optimizer->lr(group);
+}
+
+NamedTensors LRScheduler::state_dict() const { return {{"steps", integer_entry(steps())}}; }
 
 void LRScheduler::load_state_dict(const NamedTensors& state) {
   StateReader in("schedule", state);
@@ -76,17 +101,15 @@ LRScheduler::Formula cosine_formula(CosineAnnealingLROptions o) {
   };
 }
 
-LRScheduler::Formula sequential_formula(const std::vector<LRScheduler>& schedules,
+LRScheduler::Formula sequential_formula(std::vector<LRScheduler::Formula> formulas,
                                         std::vector<int64_t> milestones) {
-  LOCKSTEP_CHECK(milestones.size() + 1 == schedules.size(), ValueError,
-                 "SequentialLR: ", schedules.size(), " schedules need one milestone fewer, got ",
+  LOCKSTEP_CHECK(milestones.size() + 1 == formulas.size(), ValueError,
+                 "SequentialLR: ", formulas.size(), " schedules need one milestone fewer, got ",
                  milestones.size());
   for (size_t i = 0; i < milestones.size(); ++i)
     LOCKSTEP_CHECK(milestones[i] > (i ? milestones[i - 1] : 0), ValueError,
                    "SequentialLR: milestones must rise from above 0, got ", milestones[i],
                    " at position ", i);
-  std::vector<LRScheduler::Formula> formulas;
-  for (const LRScheduler& s : schedules) formulas.push_back(s.formula());
   return [formulas, milestones](double initial, int64_t steps) {
     const auto i = static_cast<size_t>(
         std::upper_bound(milestones.begin(), milestones.end(), steps) - milestones.begin());
@@ -109,6 +132,10 @@ CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, CosineAnnealingLROpti
     : LRScheduler(optimizer, cosine_formula(o)) {}
 SequentialLR::SequentialLR(Optimizer& optimizer, const std::vector<LRScheduler>& schedules,
                            std::vector<int64_t> milestones)
-    : LRScheduler(optimizer, sequential_formula(schedules, std::move(milestones))) {}
+    : LRScheduler(optimizer, schedules, [&] {
+        std::vector<Formula> formulas;
+        for (const LRScheduler& s : schedules) formulas.push_back(formula_of(s));
+        return sequential_formula(std::move(formulas), std::move(milestones));
+      }()) {}
 
 }  // namespace lockstep::optim

@@ -4,34 +4,33 @@
 
 namespace lockstep::optim {
 
-SGD::SGD(std::vector<ParamGroup<SGDOptions>> groups) : GroupedOptimizer(std::move(groups)) {
-  for (const SGDOptions& o : options_) {
-    detail::check_option(o.lr >= 0, "SGD", "lr must not be negative", o.lr);
-    detail::check_option(o.momentum >= 0, "SGD", "momentum must not be negative", o.momentum);
-    detail::check_option(o.weight_decay >= 0, "SGD", "weight_decay must not be negative",
-                         o.weight_decay);
-    detail::check_option(!o.nesterov || o.momentum > 0, "SGD", "nesterov needs momentum",
-                         o.momentum);
-    detail::check_option(!o.nesterov || o.dampening == 0, "SGD", "nesterov needs dampening 0",
-                         o.dampening);
-  }
+SGD::SGD(std::vector<ParamGroup<SGDOptions>> all) : GroupedOptimizer(std::move(all)) {
+  for (int g = 0; g < groups(); ++g) check_options(g);
 }
 SGD::SGD(std::vector<Tensor> params, SGDOptions options) : SGD({{std::move(params), options}}) {}
 
-Update SGD::update(int group, int64_t step) const {
+void SGD::check_options(int group) const {
+  const SGDOptions& o = options(group);
+  detail::check_option(o.lr >= 0, "SGD", "lr must not be negative", o.lr);
+  detail::check_option(o.momentum >= 0, "SGD", "momentum must not be negative", o.momentum);
+  detail::check_option(o.weight_decay >= 0, "SGD", "weight_decay must not be negative",
+                       o.weight_decay);
+  detail::check_option(!o.nesterov || o.momentum > 0, "SGD", "nesterov needs momentum", o.momentum);
+  detail::check_option(!o.nesterov || o.dampening == 0, "SGD", "nesterov needs dampening 0",
+                       o.dampening);
+}
+
+Update SGD::update(int group, const Param& p) const {
   const SGDOptions& o = options(group);
   const kernels::Table& t = kernels::table();
-  const bool momentum = o.momentum != 0;
-  const kernels::Rows rows = !momentum ? t.sgd : o.nesterov ? t.sgd_nesterov : t.sgd_momentum;
+  const kernels::Rows rows = states(group) == 0 ? t.sgd : o.nesterov ? t.sgd_nesterov : t.sgd_momentum;
   // The buffer starts as zeros, so that an undampened first update makes it the gradient itself.
-  return {rows.f32,
-          rows.f64,
-          momentum,
-          {o.lr, o.weight_decay, o.momentum, step == 1 ? 1 : 1 - o.dampening}};
+  const bool first = !p.state[0].defined();
+  return {rows.f32, rows.f64, {o.lr, o.weight_decay, o.momentum, first ? 1 : 1 - o.dampening}};
 }
 
 void SGD::visit_options(int group, const OptionVisitor& visit) {
-  SGDOptions& o = options_[static_cast<size_t>(group)];
+  SGDOptions& o = options(group);
   visit("lr", o.lr);
   visit("momentum", o.momentum);
   visit("dampening", o.dampening);

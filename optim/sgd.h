@@ -21,8 +21,10 @@ class LOCKSTEP_API SGD final : public GroupedOptimizer<SGDOptions> {
   SGD(std::vector<Tensor> params, SGDOptions options);
 
  protected:
-  Update update(int group, int64_t step) const override;
+  Update update(int group, const Param& p) const override;
+  int states(int group) const override { return options(group).momentum != 0; }
   std::vector<std::string> state_names() const override { return {"momentum_buffer"}; }
+  void check_options(int group) const override;
   void visit_options(int group, const OptionVisitor& visit) override;
 };
 

@@ -38,6 +38,11 @@ constexpr std::string_view name_of(DType t) {
   return names[static_cast<int>(t)];
 }
 inline void append(std::string& text, DType t) { text += name_of(t); }
+/// Writes the name; a template so that this header needs no <ostream>.
+template <class Stream>
+auto operator<<(Stream& out, DType t) -> decltype(out << std::string()) {
+  return out << name_of(t);
+}
 
 constexpr bool is_floating(DType t) { return t <= DType::bf16; }
 

@@ -1,5 +1,7 @@
 #include <lockstep/tensor/node.h>
 
+#include <algorithm>
+
 #include <lockstep/tensor/op.h>
 
 namespace lockstep {
@@ -9,6 +11,32 @@ thread_local bool grad_enabled = true;
 thread_local uint64_t next_sequence = 0;
 thread_local OpInterceptor* interceptor = nullptr;
 
+bool is_held_elsewhere(const Tensor& t) {
+  return t.ref()->use_count() > 1 || t.storage().use_count() > 1;
+}
+
+/// Whether t's elements are in the order of the tensor `like`, so that the same index finds them.
+bool lies_like(const Tensor& t, const TensorBody& like) {
+  for (int d = 0; d < t.dim(); ++d)
+    if (t.shape()[d] > 1 && t.strides()[d] != like.strides[d]) return false;
+  return true;
+}
+
+/// A copy of t with the strides of `like`, or contiguous if those have gaps or repeat.
+Tensor copy_like(const Tensor& t, const TensorBody& like) {
+  const TensorOptions options{.dtype = t.dtype(), .device = t.device()};
+  int64_t last = 0;
+  bool repeats = false;
+  for (int d = 0; d < t.dim(); ++d) {
+    last += (t.shape()[d] - 1) * like.strides[d];
+    repeats |= t.shape()[d] > 1 && like.strides[d] == 0;
+  }
+  const bool dense = !repeats && t.numel() > 0 && last == t.numel() - 1;
+  Tensor copy = dense ? empty_strided(t.shape(), like.strides, options) : empty(t.shape(), options);
+  copy.copy_(t);
+  return copy;
+}
+
 }  // namespace
 
 bool is_grad_enabled() noexcept { return grad_enabled; }
@@ -17,8 +45,8 @@ void set_grad_enabled(bool on) noexcept { grad_enabled = on; }
 Node::Node() : sequence(next_sequence++) {}
 
 void Node::dispose() noexcept {
-  // A chain of nodes would destroy itself one stack frame per link. Instead the first node to go
-  // collects those that follow in a list and deletes them one after the other.
+  // A chain of nodes would be destroyed with one stack frame per link. Instead the first node collects
+  // those that follow in a list and deletes them one after the other.
   thread_local std::vector<Node*>* doomed = nullptr;
   if (doomed) {
     doomed->push_back(this);
@@ -42,8 +70,22 @@ Leaf::Leaf(TensorBody* owner) : owner(owner) {
 }
 
 void Leaf::accumulate(Tensor g, bool may_take) {
+  if (!owner) return;  // nobody can ask for the gradient any more
+  {
+    const std::lock_guard lock(accumulating_);
+    add_to_gradient(std::move(g), may_take);
+    accumulated = true;
+  }
+  if (!post_hooks->empty()) {
+    const Tensor self{Ref<TensorBody>(owner)};
+    for (auto& [id, hook] : PostHooks(*post_hooks)) hook(self);
+  }
+  if (watcher) watcher->leaf_ready(*this);
+}
+
+void Leaf::add_to_gradient(Tensor g, bool may_take) {
   if (slot.defined()) {
-    // The slot's bytes are the gradient; what the caller assigned meanwhile moves in first.
+    // The slot's memory is the gradient; what the caller assigned meanwhile moves in first.
     NoGradGuard guard;
     if (gradient.defined()) {
       if (!gradient.is_same(slot)) slot.copy_(gradient);
@@ -53,20 +95,15 @@ void Leaf::accumulate(Tensor g, bool may_take) {
     }
     gradient = slot;
   } else if (!gradient.defined()) {
-    gradient = may_take ? std::move(g) : g.clone();
-  } else if (is_grad_enabled()) {  // create_graph: both may be parts of a graph
-    Tensor sum = gradient.clone();
+    gradient = may_take && lies_like(g, *owner) ? std::move(g) : copy_like(g, *owner);
+  } else if (is_grad_enabled() || is_held_elsewhere(gradient)) {
+    // With create_graph both may be part of a graph; what somebody else holds does not change.
+    Tensor sum = copy_like(gradient, *owner);
     sum.add_(g);
     gradient = std::move(sum);
   } else {
     gradient.add_(g);
   }
-  accumulated = true;
-  if (!post_hooks.empty() && owner) {
-    const Tensor self{Ref<TensorBody>(owner)};
-    for (auto& [id, hook] : std::vector(post_hooks)) hook(self);
-  }
-  if (watcher) watcher->leaf_ready(*this);
 }
 
 void Leaf::zero_grad(bool set_to_none) {
@@ -75,16 +112,34 @@ void Leaf::zero_grad(bool set_to_none) {
   if (!gradient.defined()) return;
   const NoGradGuard guard;
   if (gradient.requires_grad()) gradient = gradient.detach();  // made with create_graph
-  gradient.zero_();
+  if (!slot.defined() && is_held_elsewhere(gradient))
+    gradient = zeros_like(gradient);
+  else
+    gradient.zero_();
 }
 
-const Tensor& SavedTensor::unpack(const char* op) const {
+SavedTensor::SavedTensor(const Tensor& t, Ref<Node> node) : node_(std::move(node)) {
+  if (!t.defined()) return;
+  tensor_ = t.detach();
+  version_ = t.storage().version();
+}
+
+Tensor SavedTensor::unpack(const char* op) const {
   if (!tensor_.defined()) return tensor_;  // an absent input
   LOCKSTEP_CHECK(tensor_.storage().version() == version_, AutogradError, "backward of ", op,
                  ": a tensor of shape ", tensor_.shape(),
                  " that it needs was changed in place since (version ", tensor_.storage().version(),
                  ", expected ", version_, "); use the out-of-place form of that op");
-  return tensor_;
+  if (!node_ || !is_grad_enabled()) return tensor_;
+  Tensor connected = tensor_.detach();
+  connected.body().node = node_;
+  return connected;
+}
+
+void Saver::keep(int i, const Tensor& t) {
+  if (!records_) return;
+  kept_.resize(std::max(kept_.size(), static_cast<size_t>(i) + 1));
+  kept_[static_cast<size_t>(i)] = SavedTensor(t, nullptr);
 }
 
 void Saved::check_alive() const {
@@ -93,13 +148,31 @@ void Saved::check_alive() const {
                  "true} to that one");
 }
 
+Tensor Saved::input(int i) const {
+  check_alive();
+  LOCKSTEP_CHECK(i >= 0 && static_cast<size_t>(i) < inputs_.size() && (saves_ & kInput(i)),
+                 AutogradError, "backward of ", node_.name(), ": it reads input ", i,
+                 ", which `saves` does not name; add kInput(", i, ")");
+  return inputs_[static_cast<size_t>(i)].unpack(node_.name());
+}
+
 Tensor Saved::output() const {
   check_alive();
-  const Tensor& y = output_.unpack(node_.name());
+  LOCKSTEP_CHECK(saves_ & kOutput, AutogradError, "backward of ", node_.name(),
+                 ": it reads the output, which `saves` does not name; add kOutput");
+  Tensor y = output_.unpack(node_.name());
   if (!is_grad_enabled()) return y;
-  Tensor connected = y.detach();
-  connected.body().node = Ref<Node>(const_cast<Node*>(&node_));
-  return connected;
+  y = y.detach();
+  y.body().node = Ref<Node>(const_cast<Node*>(&node_));
+  return y;
+}
+
+Tensor Saved::kept(int i) const {
+  check_alive();
+  LOCKSTEP_CHECK(i >= 0 && static_cast<size_t>(i) < kept_.size(), AutogradError, "backward of ",
+                 node_.name(), ": its forward kept ", kept_.size(), " tensors, and none as number ",
+                 i, "; see Saver::keep");
+  return kept_[static_cast<size_t>(i)].unpack(node_.name());
 }
 
 OpInterceptor* set_op_interceptor(OpInterceptor* next) noexcept {

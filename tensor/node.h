@@ -1,11 +1,12 @@
-// Node: one op in the graph behind a tensor. One node made exactly one tensor, so the graph is
-// nothing but nodes that point at the nodes of their inputs. A Leaf is the node of a tensor that
-// collects a gradient. The walk over the graph lives in autograd/engine.cpp.
+// Node: one op in the graph behind a tensor. Each node has one output, so the graph consists of nodes
+// that point at the nodes of their inputs. A Leaf is the node of a tensor that accumulates a gradient.
+// The traversal of the graph is in autograd/engine.cpp.
 #pragma once
 
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -23,13 +24,16 @@ class LOCKSTEP_API InputGradients {
   /// undefined. A product that fills it and passes it to set() saves a copy: this is how gradients
   /// land in DDP's buckets.
   virtual Tensor destination(int i) const = 0;
-  /// The gradient of input i, in the input's shape. Call at most once per i.
+  /// The gradient of input i, in the input's shape. Call once for each i that is needed.
   virtual void set(int i, Tensor gradient) = 0;
+  /// Says that the gradient of input i is zero, instead of set().
+  virtual void none(int i) = 0;
 };
 
 class LOCKSTEP_API Node : public RefCounted {
  public:
   using Hook = std::function<Tensor(const Tensor&)>;
+  using Hooks = std::vector<std::pair<uint64_t, Hook>>;
 
   Node();
   /// The op's name, as in "relu".
@@ -47,7 +51,7 @@ class LOCKSTEP_API Node : public RefCounted {
   DType dtype = DType::f32;
   Device device;
   uint64_t sequence;  // grows with creation on a thread: later nodes run first in backward
-  std::unique_ptr<std::vector<std::pair<uint64_t, Hook>>> hooks;
+  std::shared_ptr<Hooks> hooks;  // null while there are none; a HookHandle knows them weakly
 
  protected:
   void dispose() noexcept override;  // unlinks a chain of any length without recursion
@@ -69,6 +73,7 @@ class LOCKSTEP_API BackwardWatcher {
 /// The node of a tensor that requires grad and was not made by an op. It holds the gradient.
 struct LOCKSTEP_API Leaf final : Node {
   using PostHook = std::function<void(const Tensor&)>;
+  using PostHooks = std::vector<std::pair<uint64_t, PostHook>>;
 
   explicit Leaf(TensorBody* owner);
   const char* name() const override { return "leaf"; }
@@ -76,7 +81,9 @@ struct LOCKSTEP_API Leaf final : Node {
   Leaf* as_leaf() noexcept override { return this; }
 
   /// Adds a complete contribution to the gradient, then runs the post hooks. `may_take` says that
-  /// nobody else holds the tensor, so it can become the gradient as it is.
+  /// nobody else holds the tensor, so it can become the gradient as it is. The gradient gets the
+  /// tensor's strides. One that somebody else holds too is replaced, not changed. Several threads
+  /// may accumulate into one leaf.
   void accumulate(Tensor gradient, bool may_take);
   /// What zero_grad does to one tensor: its gradient becomes undefined, or zeros in place.
   void zero_grad(bool set_to_none);
@@ -90,7 +97,11 @@ struct LOCKSTEP_API Leaf final : Node {
   Tensor slot;  // where the first contribution is to be written (DDP's bucket); or undefined
   BackwardWatcher* watcher = nullptr;
   int watcher_index = 0;  // the watcher's own number for this leaf
-  std::vector<std::pair<uint64_t, PostHook>> post_hooks;
+  std::shared_ptr<PostHooks> post_hooks = std::make_shared<PostHooks>();
+
+ private:
+  void add_to_gradient(Tensor g, bool may_take);
+  std::mutex accumulating_;
 };
 
 /// Whether ops record the graph on this thread; NoGradGuard turns it off for a scope.

@@ -1,17 +1,19 @@
-// apply(op, inputs...): the one door that every op goes through. An op is a struct: its fields are
+// Entry point through which every differentiable op is executed and recorded: apply() for ops that
+// make a new tensor, apply_in_place() for those that write to one. An op is a struct: its fields are
 // its parameters, forward computes, and backward, right below it, differentiates.
 //
 //   struct Softmax {
 //     static constexpr const char* name = "softmax";
-//     static constexpr unsigned saves = kOutput;        // what backward reads: kInput(i) |
-//     kOutput; may be a field int64_t dim; Tensor forward(const Tensor& x);                  //
-//     runs without grad mode; may fill further fields void backward(const Saved& saved, const
-//     Tensor& dy, InputGradients& dx) const;
+//     static constexpr unsigned saves = kOutput;  // what backward reads: kInput(i) | kOutput
+//     int64_t dim;
+//     Tensor forward(const Tensor& x);            // grad mode is off
+//     void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const;
 //   };
 //   Tensor softmax(const Tensor& x, int64_t dim) { return apply(Softmax{dim}, x); }
 //
-// A user's own op is made the same way. backward written in terms of ops is differentiable itself;
-// one that calls kernels must leave them when is_grad_enabled().
+// A forward that takes a Saver& before its inputs may keep further tensors (statistics, indices).
+// A user's own op is made the same way. A backward written in terms of ops is differentiable itself;
+// one that calls kernels must use ops instead when is_grad_enabled().
 #pragma once
 
 #include <array>
@@ -24,40 +26,64 @@ namespace lockstep {
 constexpr unsigned kInput(int i) { return 1u << i; }
 inline constexpr unsigned kOutput = 1u << 31;
 
-/// A tensor kept for backward, with the version of its bytes at that moment.
+/// A tensor saved for backward, with the version of its storage at that moment. It refers to the
+/// storage and the graph, not to the handle it was made from, so that it is in no reference cycle.
 class LOCKSTEP_API SavedTensor {
  public:
   SavedTensor() = default;
-  explicit SavedTensor(const Tensor& t)
-      : tensor_(t), version_(t.defined() ? t.storage().version() : 0) {}
-  /// Throws AutogradError when an in-place op has changed the bytes since.
-  const Tensor& unpack(const char* op) const;
-  void reset() { tensor_ = Tensor(); }
+  /// `node` is where the tensor comes from; null for a constant.
+  SavedTensor(const Tensor& t, Ref<Node> node);
+  /// The tensor, part of the graph if grad mode is on. Throws AutogradError when an in-place op has
+  /// changed the storage since.
+  Tensor unpack(const char* op) const;
+  void reset() { *this = SavedTensor(); }
 
  private:
   Tensor tensor_;
+  Ref<Node> node_;
   uint32_t version_ = 0;
 };
 
-/// What an op's backward may read: the inputs and the output that `saves` names.
+/// Given to an op's forward: saves tensors for backward beside the inputs and the output that `saves`
+/// names. Does nothing when no graph is recorded.
+class LOCKSTEP_API Saver {
+ public:
+  explicit Saver(bool records) : records_(records) {}
+  /// Saves t, a constant to the derivative, as number i, counted from 0.
+  void keep(int i, const Tensor& t);
+  std::vector<SavedTensor> take() { return std::move(kept_); }
+
+ private:
+  bool records_;
+  std::vector<SavedTensor> kept_;
+};
+
+/// What an op's backward may read: the inputs and the output that `saves` names, and what its forward
+/// kept.
 class LOCKSTEP_API Saved {
  public:
-  Saved(const Node& node, std::span<const SavedTensor> inputs, const SavedTensor& output,
-        bool released)
-      : node_(node), inputs_(inputs), output_(output), released_(released) {}
-  const Tensor& input(int i) const {
-    check_alive();
-    return inputs_[static_cast<size_t>(i)].unpack(node_.name());
-  }
-  /// The node's own tensor, connected to the graph again when a differentiable backward is
-  /// recorded.
+  Saved(const Node& node, unsigned saves, std::span<const SavedTensor> inputs,
+        const SavedTensor& output, std::span<const SavedTensor> kept, bool released)
+      : node_(node),
+        saves_(saves),
+        inputs_(inputs),
+        output_(output),
+        kept_(kept),
+        released_(released) {}
+  /// Input i; undefined if it was absent.
+  Tensor input(int i) const;
+  /// The node's own tensor, part of the graph if a differentiable backward is recorded.
   Tensor output() const;
+  /// What forward kept as number i.
+  Tensor kept(int i) const;
 
  private:
   void check_alive() const;
   const Node& node_;
+  unsigned saves_;
   std::span<const SavedTensor> inputs_;
   const SavedTensor& output_;
+  std::span<const SavedTensor> kept_;
   bool released_;
 };
 
@@ -65,29 +91,32 @@ class LOCKSTEP_API Saved {
 template <class Op, int N>
 class OpNode final : public Node {
  public:
-  OpNode(Op op, const std::array<const Tensor*, N>& inputs, const Tensor& y) : op_(std::move(op)) {
+  OpNode(Op op, const std::array<const Tensor*, N>& inputs, const Tensor& y, Saver& saver)
+      : op_(std::move(op)), kept_(saver.take()) {
     this->inputs.resize(N);
     for (int i = 0; i < N; ++i) {
       if (!inputs[i]->defined()) continue;
-      if (op_.saves & kInput(i)) saved_[i] = SavedTensor(*inputs[i]);
       this->inputs[i] = inputs[i]->node();
+      if (op_.saves & kInput(i)) saved_[i] = SavedTensor(*inputs[i], this->inputs[i]);
     }
-    if (op_.saves & kOutput) output_ = SavedTensor(y.detach());
+    if (op_.saves & kOutput) output_ = SavedTensor(y, nullptr);
   }
   const char* name() const override { return Op::name; }
   void backward(const Tensor& dy, InputGradients& dx) override {
-    op_.backward(Saved(*this, saved_, output_, released_), dy, dx);
+    op_.backward(Saved(*this, op_.saves, saved_, output_, kept_, released_), dy, dx);
   }
   void release_saved() override {
+    released_ = op_.saves != 0 || !kept_.empty();
     for (SavedTensor& s : saved_) s.reset();
     output_.reset();
-    released_ = op_.saves != 0;
+    for (SavedTensor& s : kept_) s.reset();
   }
 
  private:
   Op op_;
   std::array<SavedTensor, N> saved_;
   SavedTensor output_;
+  std::vector<SavedTensor> kept_;
   bool released_ = false;
 };
 
@@ -103,27 +132,50 @@ LOCKSTEP_API OpInterceptor* set_op_interceptor(OpInterceptor* interceptor) noexc
 
 namespace detail {
 LOCKSTEP_API OpInterceptor* op_interceptor() noexcept;
+/// Makes `node` the origin of y.
 LOCKSTEP_API void attach(const Tensor& y, Ref<Node> node);
+/// Throws unless an op that is to be recorded or not may write to x.
+LOCKSTEP_API void check_in_place(const char* op, const Tensor& x, bool records);
+/// Makes `node` the origin of x, whose elements were just changed; if x is a view, its base then
+/// comes from what it was with those elements replaced.
+LOCKSTEP_API void attach_in_place(const Tensor& x, Ref<Node> node);
+
+/// A view that forward made of a tensor nobody else holds is an ordinary tensor.
+inline void own_result(const Tensor& y) {
+  if (TensorBody& b = y.body(); b.untracked_view && b.storage->use_count() == 1)
+    b.untracked_view = false;
+}
+
+template <class Op, class... Inputs>
+Tensor run_forward(Op& op, Saver& saver, const Inputs&... inputs) {
+  const NoGradGuard guard;
+  if constexpr (requires { op.forward(saver, inputs...); })
+    return op.forward(saver, inputs...);
+  else
+    return op.forward(inputs...);
+}
+
+template <class... Inputs>
+bool records(const Inputs&... inputs) {
+  return is_grad_enabled() && ((inputs.defined() && inputs.node()) || ...);
+}
 
 template <class Op, class... Inputs>
 Tensor apply(Op op, const Inputs&... inputs) {
-  Tensor y;
-  const bool record = is_grad_enabled() && ((inputs.defined() && inputs.node()) || ...);
-  if (record) {
-    NoGradGuard guard;
-    y = op.forward(inputs...);
-    if (!is_floating(y.dtype())) return y;
-    attach(y, make_ref<OpNode<Op, sizeof...(Inputs)>>(
-                  std::move(op), std::array<const Tensor*, sizeof...(Inputs)>{&inputs...}, y));
-    return y;
-  }
-  NoGradGuard guard;
-  return op.forward(inputs...);
+  const bool record = records(inputs...);
+  Saver saver(record);
+  Tensor y = run_forward(op, saver, inputs...);
+  own_result(y);
+  if (record && is_floating(y.dtype()))
+    attach(y,
+           make_ref<OpNode<Op, sizeof...(Inputs)>>(
+               std::move(op), std::array<const Tensor*, sizeof...(Inputs)>{&inputs...}, y, saver));
+  return y;
 }
 }  // namespace detail
 
 /// Runs op.forward on the inputs (an undefined Tensor is an absent one) and, when grad mode is on
-/// and an input requires grad, puts the op's node behind the result.
+/// and an input requires grad, records the op's node as the origin of the result.
 template <class Op, class... Inputs>
 Tensor apply(Op op, const Inputs&... inputs) {
   if (OpInterceptor* interceptor = detail::op_interceptor()) [[unlikely]] {
@@ -135,6 +187,27 @@ Tensor apply(Op op, const Inputs&... inputs) {
     (std::index_sequence_for<Inputs...>());
   }
   return detail::apply(std::move(op), inputs...);
+}
+
+/// Runs op.forward, which writes its result to x, and records the op as what x comes from now. The
+/// first of `inputs` stands for x before: x itself, or a copy of it if backward reads that input.
+/// Views of x and tensors that x is a view of follow: their gradients pass through the op as well.
+/// Throws AutogradError where that is impossible: x is a leaf that requires grad, or a view of one.
+template <class Op, class... Inputs>
+void apply_in_place(Op op, const Tensor& x, const Inputs&... inputs) {
+  const bool record = is_floating(x.dtype()) && detail::records(inputs...);
+  detail::check_in_place(Op::name, x, record);
+  if (OpInterceptor* interceptor = detail::op_interceptor()) [[unlikely]] {
+    std::array<Tensor, sizeof...(Inputs)> seen{inputs...};
+    interceptor->before(Op::name, seen);
+  }
+  Saver saver(record);
+  x.storage().bump_version();
+  detail::run_forward(op, saver, inputs...);
+  if (record)
+    detail::attach_in_place(
+        x, make_ref<OpNode<Op, sizeof...(Inputs)>>(
+               std::move(op), std::array<const Tensor*, sizeof...(Inputs)>{&inputs...}, x, saver));
 }
 
 /// An op over a list of tensors of any length (cat, stack): forward takes the span; saves nothing.
@@ -160,6 +233,7 @@ Tensor apply_list(Op op, std::vector<Tensor> inputs) {
     NoGradGuard guard;
     y = op.forward(inputs);
   }
+  detail::own_result(y);
   if (record && is_grad_enabled()) detail::attach(y, make_ref<ListNode<Op>>(std::move(op), inputs));
   return y;
 }

@@ -1,5 +1,5 @@
-// A pool of sleeping threads. A call queues itself, works on its own blocks, and pool threads that
-// are free help; so several callers (ranks as threads, loader workers) share the pool without
+// A pool of sleeping threads. A call queues a job and works on its blocks itself; idle pool threads
+// take blocks of it too. So several callers (ranks as threads, loader workers) share the pool without
 // waiting for one another.
 #include <lockstep/tensor/parallel.h>
 
@@ -12,28 +12,29 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
+#include <lockstep/tensor/cpu/quota.h>
 #include <lockstep/tensor/error.h>
-
-#ifdef LOCKSTEP_HAS_ONEDNN
-extern "C" void omp_set_num_threads(int);
-#endif
 
 namespace lockstep {
 namespace {
 
-thread_local int threads_of_this_thread = 0;  // 0: not asked yet
-thread_local bool inside = false;             // already working on a block
+thread_local int threads_of_this_thread = 0;  // 0: the default, not read yet
+thread_local bool inside = false;             // at work on a block
 
 int default_threads() {
   for (const char* name : {"LOCKSTEP_NUM_THREADS", "OMP_NUM_THREADS"})
     if (const char* text = std::getenv(name))
       if (const int n = std::atoi(text); n >= 1) return n;
   cpu_set_t cpus;
-  if (sched_getaffinity(0, sizeof cpus, &cpus) == 0) return std::max(1, CPU_COUNT(&cpus));
-  return std::max(1u, std::thread::hardware_concurrency());
+  const int processors = sched_getaffinity(0, sizeof cpus, &cpus) == 0
+                             ? CPU_COUNT(&cpus)
+                             : static_cast<int>(std::thread::hardware_concurrency());
+  static const int quota = cpu::quota();  // reads files: once
+  return std::max(1, std::min(processors, quota));
 }
 
 struct Job {
@@ -41,7 +42,7 @@ struct Job {
   const std::function<void(int64_t, int64_t)>& f;
   std::atomic<int64_t> next{0};
   int helpers_wanted;
-  int helpers = 0;  // at work now; under the pool's mutex
+  int helpers = 0;  // at work now; guarded by the pool's mutex
   std::exception_ptr error;
   std::mutex error_mutex;
 
@@ -66,8 +67,7 @@ class Pool {
     const int helpers = job.helpers_wanted;
     {
       std::lock_guard lock(mutex_);
-      while (static_cast<int>(threads_.size()) < helpers)
-        threads_.emplace_back([this](std::stop_token stop) { serve(stop); });
+      start_threads(helpers);
       jobs_.push_back(&job);
     }
     for (int i = 0; i < helpers; ++i) wake_.notify_one();
@@ -78,11 +78,17 @@ class Pool {
   }
 
  private:
+  /// Where the system allows no more threads, work is done by those that there are.
+  void start_threads(int wanted) {
+    try {
+      while (static_cast<int>(threads_.size()) < wanted)
+        threads_.emplace_back([this](std::stop_token stop) { serve(stop); });
+    } catch (const std::system_error&) {
+    }
+  }
+
   void serve(std::stop_token stop) {
     threads_of_this_thread = 1;
-#ifdef LOCKSTEP_HAS_ONEDNN
-    omp_set_num_threads(1);
-#endif
     std::unique_lock lock(mutex_);
     while (true) {
       if (!wake_.wait(lock, stop, [&] { return !jobs_.empty(); })) return;
@@ -111,18 +117,12 @@ Pool& pool() {
 }  // namespace
 
 int get_num_threads() {
-  if (threads_of_this_thread == 0) {
-    threads_of_this_thread = default_threads();
-#ifdef LOCKSTEP_HAS_ONEDNN
-    omp_set_num_threads(1);
-#endif
-  }
+  if (threads_of_this_thread == 0) threads_of_this_thread = default_threads();
   return threads_of_this_thread;
 }
 
 void set_num_threads(int n) {
   LOCKSTEP_CHECK(n >= 1, ValueError, "set_num_threads: at least 1, got ", n);
-  get_num_threads();
   threads_of_this_thread = n;
 }
 

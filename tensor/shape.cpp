@@ -4,6 +4,19 @@
 
 namespace lockstep {
 
+int64_t checked_numel(std::string_view op, const Shape& shape) {
+  // Zeros count as ones first: the strides of an empty tensor must fit as well.
+  int64_t n = 1;
+  bool empty = false;
+  for (int64_t d : shape) {
+    LOCKSTEP_CHECK(d >= 0, ShapeError, op, ": negative size in shape ", shape);
+    empty |= d == 0;
+    LOCKSTEP_CHECK(d == 0 || !__builtin_mul_overflow(n, d, &n), ShapeError, op, ": shape ", shape,
+                   " has more elements than 64 bits can count");
+  }
+  return empty ? 0 : n;
+}
+
 Strides contiguous_strides(const Shape& shape) {
   Strides strides = Shape::filled(shape.dims(), 1);
   for (int i = shape.dims() - 2; i >= 0; --i)

@@ -71,6 +71,10 @@ class Shape {
 
 using Strides = Shape;  // in elements, not bytes
 
+/// The product of the sizes, which `op` wants at least 0 and their product in 64 bits: anything else is
+/// a ShapeError that names `op`.
+LOCKSTEP_API int64_t checked_numel(std::string_view op, const Shape& shape);
+
 /// Prints as [2, 3].
 inline void append(std::string& text, const Shape& s) {
   text += '[';
@@ -80,8 +84,13 @@ inline void append(std::string& text, const Shape& s) {
   }
   text += ']';
 }
+/// Writes what append() writes; a template so that this header needs no <ostream>.
+template <class Stream>
+auto operator<<(Stream& out, const Shape& s) -> decltype(out << std::string()) {
+  return out << str_cat(s);
+}
 
-/// Row-major strides of a shape.
+/// Row-major strides of a shape whose checked_numel() is known.
 LOCKSTEP_API Strides contiguous_strides(const Shape& shape);
 
 /// The common shape of a and b under NumPy's broadcasting rule; `op` names the caller in the error.

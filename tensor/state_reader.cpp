@@ -36,8 +36,24 @@ double StateReader::number(const std::string& name) {
 }
 
 void StateReader::finish() const {
-  LOCKSTEP_CHECK(rest_.empty(), ValueError, owner_, ": entry '", rest_.begin()->first, "' and ",
-                 rest_.size() - 1, " more of the state belong to nothing here");
+  if (rest_.empty()) return;
+  Misfits misfits;
+  for (auto& [name, t] : rest_) misfits.unexpected.push_back(name);
+  fail<ValueError>(owner_, ": the state does not fit", misfits.text());
+}
+
+namespace {
+std::string list(const char* title, const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names)
+    text += (text.empty() ? str_cat("\n  ", title, ": ") : ", ") + name;
+  return text;
+}
+}  // namespace
+
+std::string Misfits::text() const {
+  return list("missing", missing) + list("unexpected", unexpected) +
+         list("of another shape", misshapen) + list("wrong", wrong);
 }
 
 }  // namespace lockstep

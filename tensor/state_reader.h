@@ -1,6 +1,6 @@
-// StateReader: takes a state dict apart, entry by entry, for those who write load_state_dict. What
-// is missing, has another form or is left over is a ValueError that names the entry, so a dict from
-// a damaged file does no harm as long as everything is read before anything is changed.
+// StateReader: reads a state dict entry by entry, for those who write load_state_dict. An entry that
+// is missing, has another form or is unexpected is a ValueError that names it, so a dict from a damaged
+// file does no harm as long as everything is read before anything is changed.
 //
 //   StateReader in("Counter", state);
 //   const int64_t steps = in.integer("steps");
@@ -17,6 +17,16 @@ namespace lockstep {
 /// A whole number as an entry of a state dict: i64, 0-d.
 LOCKSTEP_API Tensor integer_entry(int64_t value);
 
+/// What does not fit in a state that is loaded, gathered to be reported at once.
+struct LOCKSTEP_API Misfits {
+  std::vector<std::string> missing, unexpected;
+  std::vector<std::string> misshapen, wrong;  // each with what is wrong about it
+  bool names_fit() const { return missing.empty() && unexpected.empty(); }
+  bool values_fit() const { return misshapen.empty() && wrong.empty(); }
+  /// A line for each list that is not empty, after a line break each.
+  std::string text() const;
+};
+
 class LOCKSTEP_API StateReader {
  public:
   /// `owner` is whose state it is, for messages.
@@ -29,7 +39,7 @@ class LOCKSTEP_API StateReader {
   int64_t integer(const std::string& name);
   /// One element of floating dtype.
   double number(const std::string& name);
-  /// Nothing may be left.
+  /// Throws for entries that nobody has read.
   void finish() const;
 
  private:

@@ -1,5 +1,5 @@
-// Storage: a block of bytes with an owner, shared by the tensors that view it. Whoever provides the
-// bytes says how they are let go: the caching allocator, the user's own memory, a shared mapping.
+// Storage: a block of memory with an owner, shared by the tensors that view it. Its memory comes from
+// the caching allocator, from the user or from a shared mapping, and is freed the way its source says.
 #pragma once
 
 #include <cstddef>
@@ -25,13 +25,8 @@ class LOCKSTEP_API Storage final : public RefCounted {
   bool owns_bytes() const { return !release_; }
 
   /// Counts in-place changes; a tensor saved for backward remembers the number it saw.
-  uint32_t version() const { return version_; }
-  void bump_version() { ++version_; }
-
-  /// Tensors that are differentiable views of these bytes; an in-place op refuses to work under
-  /// them.
-  int views() const { return views_.load(std::memory_order_relaxed); }
-  void count_view(int by) { views_.fetch_add(by, std::memory_order_relaxed); }
+  uint32_t version() const { return version_.load(std::memory_order_relaxed); }
+  void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
   Storage(void* data, size_t bytes, Device device) : data_(data), bytes_(bytes), device_(device) {}
@@ -40,8 +35,7 @@ class LOCKSTEP_API Storage final : public RefCounted {
   void* data_;
   size_t bytes_;
   Device device_;
-  uint32_t version_ = 0;
-  std::atomic<int> views_{0};
+  std::atomic<uint32_t> version_{0};
   std::function<void()> release_;  // empty: the caching allocator's
 };
 

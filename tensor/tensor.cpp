@@ -10,8 +10,9 @@
 namespace lockstep {
 
 TensorBody::~TensorBody() {
-  if (is_view && storage) storage->count_view(-1);
-  if (leaf) leaf->owner = nullptr;
+  if (!leaf) return;
+  leaf->owner = nullptr;
+  leaf->gradient = Tensor();  // a gradient made with create_graph refers back to the leaf
 }
 
 // ---- what it is ----
@@ -54,20 +55,21 @@ int64_t Tensor::item_as_int() const { return only_element<int64_t>(*this); }
 
 // ---- gradients ----
 
-bool Tensor::requires_grad() const { return static_cast<bool>(body().node); }
-bool Tensor::is_leaf() const { return !body().node || leaf(); }
-Leaf* Tensor::leaf() const { return body().node ? body().node->as_leaf() : nullptr; }
+bool Tensor::requires_grad() const { return static_cast<bool>(node()); }
+bool Tensor::is_leaf() const { return !node() || leaf(); }
+Leaf* Tensor::leaf() const { return node() ? node()->as_leaf() : nullptr; }
 
 Tensor& Tensor::requires_grad_(bool on) {
   TensorBody& b = body();
   LOCKSTEP_CHECK(is_leaf(), AutogradError,
-                 "requires_grad_: only a leaf can change; this tensor was made by ", b.node->name(),
+                 "requires_grad_: only a leaf can change; this tensor was made by ", node()->name(),
                  "; use detach()");
   LOCKSTEP_CHECK(!on || is_floating(b.dtype), DTypeError,
                  "requires_grad_: only floating tensors have gradients, this one is ", b.dtype);
   if (on == requires_grad()) return *this;
   if (!b.leaf) b.leaf = make_ref<Leaf>(&b);
   b.leaf->frozen = !on;
+  b.base = nullptr;  // a leaf is the root of its own graph
   b.node = on ? b.leaf : nullptr;
   return *this;
 }
@@ -79,14 +81,22 @@ Tensor Tensor::grad() const {
 
 void Tensor::set_grad(const Tensor& grad) const {
   const Ref<Leaf>& l = body().leaf;
-  LOCKSTEP_CHECK(l, AutogradError, "set_grad: the tensor is not a leaf that requires grad");
+  LOCKSTEP_CHECK(is_leaf() && is_floating_point(), AutogradError,
+                 "set_grad: only a floating leaf holds a gradient; this tensor is ",
+                 is_leaf() ? str_cat(dtype()) : str_cat("made by ", node()->name()));
   if (grad.defined()) {
+    LOCKSTEP_CHECK(!grad.is_same(*this), AutogradError,
+                   "set_grad: a tensor cannot be its own gradient");
     LOCKSTEP_CHECK(grad.shape() == shape(), ShapeError, "set_grad: the gradient has shape ",
                    grad.shape(), ", the tensor ", shape());
     LOCKSTEP_CHECK(grad.dtype() == dtype(), DTypeError, "set_grad: the gradient is ", grad.dtype(),
                    ", the tensor ", dtype());
     LOCKSTEP_CHECK(grad.device() == device(), DeviceError, "set_grad: the gradient is on ",
                    grad.device(), ", the tensor on ", device());
+  }
+  if (!l) {  // like a frozen parameter: it holds a gradient, and no backward adds to it
+    body().leaf = make_ref<Leaf>(&body());
+    l->frozen = true;
   }
   // `p.set_grad(p.grad().mul_(2))` scales what is there.
   if (!grad.is_same(l->gradient)) l->accumulated = false;
@@ -111,14 +121,23 @@ uint64_t next_hook_id() {
 }
 }  // namespace
 
+namespace {
+template <class Hooks>
+HookHandle handle(const std::shared_ptr<Hooks>& hooks, uint64_t id) {
+  return HookHandle([weak = std::weak_ptr(hooks), id] {
+    if (const auto alive = weak.lock())
+      std::erase_if(*alive, [&](auto& h) { return h.first == id; });
+  });
+}
+}  // namespace
+
 HookHandle Tensor::register_hook(std::function<Tensor(const Tensor&)> f) const {
-  Ref<Node> node = body().node;
-  LOCKSTEP_CHECK(node, AutogradError, "register_hook: the tensor does not require grad");
-  if (!node->hooks) node->hooks = std::make_unique<std::vector<std::pair<uint64_t, Node::Hook>>>();
+  const Ref<Node>& n = node();
+  LOCKSTEP_CHECK(n, AutogradError, "register_hook: the tensor does not require grad");
+  if (!n->hooks) n->hooks = std::make_shared<Node::Hooks>();
   const uint64_t id = next_hook_id();
-  node->hooks->emplace_back(id, std::move(f));
-  return HookHandle(
-      [node, id] { std::erase_if(*node->hooks, [&](auto& h) { return h.first == id; }); });
+  n->hooks->emplace_back(id, std::move(f));
+  return handle(n->hooks, id);
 }
 
 HookHandle Tensor::register_post_accumulate_grad_hook(std::function<void(const Tensor&)> f) const {
@@ -126,38 +145,44 @@ HookHandle Tensor::register_post_accumulate_grad_hook(std::function<void(const T
   LOCKSTEP_CHECK(l, AutogradError,
                  "register_post_accumulate_grad_hook: the tensor is not a leaf that requires grad");
   const uint64_t id = next_hook_id();
-  l->post_hooks.emplace_back(id, std::move(f));
-  return HookHandle([kept = Ref<Leaf>(l), id] {
-    std::erase_if(kept->post_hooks, [&](auto& h) { return h.first == id; });
-  });
+  l->post_hooks->emplace_back(id, std::move(f));
+  return handle(l->post_hooks, id);
 }
 
 // ---- creation ----
 
-Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions options) {
-  auto bytes = static_cast<int64_t>(size_of(options.dtype));
-  for (int64_t d : shape) {
-    LOCKSTEP_CHECK(d >= 0, ShapeError, "empty: negative size in shape ", shape);
-    LOCKSTEP_CHECK(!__builtin_mul_overflow(bytes, d, &bytes), OutOfMemory, "empty: shape ", shape,
-                   " of ", options.dtype, " has more bytes than 64 bits can count");
-  }
+namespace {
+Tensor empty_with(const Shape& shape, const Strides& strides, int64_t numel,
+                  TensorOptions options) {
+  size_t bytes;
+  LOCKSTEP_CHECK(
+      !__builtin_mul_overflow(static_cast<size_t>(numel), size_of(options.dtype), &bytes),
+      OutOfMemory, "empty: shape ", shape, " of ", options.dtype,
+      " has more bytes than 64 bits can count");
   auto body = make_ref<TensorBody>();
-  body->storage = Storage::allocate(static_cast<size_t>(bytes), options.device);
+  body->storage = Storage::allocate(bytes, options.device);
   body->shape = shape;
   body->strides = strides;
   body->dtype = options.dtype;
   Tensor t(std::move(body));
-  return options.requires_grad ? t.requires_grad_() : t;
+  if (options.requires_grad) t.requires_grad_();
+  return t;
+}
+}  // namespace
+
+Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions options) {
+  return empty_with(shape, strides, checked_numel("empty", shape), options);
 }
 Tensor empty(const Shape& shape, TensorOptions options) {
-  return empty_strided(shape, contiguous_strides(shape), options);
+  const int64_t numel = checked_numel("empty", shape);
+  return empty_with(shape, contiguous_strides(shape), numel, options);
 }
 Tensor empty_like(const Tensor& like) {
   const TensorOptions options{.dtype = like.dtype(), .device = like.device()};
   return like.is_channels_last() ? empty_strided(like.shape(), like.strides(), options)
                                  : empty(like.shape(), options);
 }
-Tensor full(const Shape& shape, double value, TensorOptions options) {
+Tensor full(const Shape& shape, Number value, TensorOptions options) {
   Tensor t = empty(shape, {.dtype = options.dtype, .device = options.device});
   t.fill_(value);
   return options.requires_grad ? t.requires_grad_() : t;
@@ -166,11 +191,15 @@ Tensor zeros(const Shape& shape, TensorOptions options) { return full(shape, 0, 
 Tensor ones(const Shape& shape, TensorOptions options) { return full(shape, 1, options); }
 Tensor zeros_like(const Tensor& like) { return empty_like(like).zero_(); }
 Tensor ones_like(const Tensor& like) { return empty_like(like).fill_(1); }
-Tensor scalar(double value, TensorOptions options) { return full({}, value, options); }
+Tensor scalar(Number value, TensorOptions options) { return full({}, value, options); }
 
 Tensor arange(int64_t start, int64_t stop, int64_t step, TensorOptions options) {
   LOCKSTEP_CHECK(step != 0, ValueError, "arange: step is 0");
-  const int64_t n = std::max<int64_t>(0, (stop - start + step - (step > 0 ? 1 : -1)) / step);
+  const __int128 span = static_cast<__int128>(stop) - start + step - (step > 0 ? 1 : -1);
+  const __int128 count = std::max<__int128>(0, span / step);
+  LOCKSTEP_CHECK(count <= std::numeric_limits<int64_t>::max(), ShapeError, "arange: from ", start,
+                 " to ", stop, " there are more elements than 64 bits can count");
+  const auto n = static_cast<int64_t>(count);
   Tensor t = empty({n}, {.dtype = options.dtype});
   dispatch_any(options.dtype, [&]<class T>(TypeTag<T>) {
     for (int64_t i = 0; i < n; ++i) t.data<T>()[i] = static_cast<T>(start + i * step);
@@ -181,26 +210,21 @@ Tensor arange(int64_t start, int64_t stop, int64_t step, TensorOptions options) 
 
 Tensor from_blob(void* data, const Shape& shape, TensorOptions options,
                  std::function<void()> release) {
-  LOCKSTEP_CHECK(data || shape.numel() == 0, ValueError, "from_blob: null data for shape ", shape);
+  const int64_t numel = checked_numel("from_blob", shape);
+  int64_t bytes;
+  LOCKSTEP_CHECK(
+      !__builtin_mul_overflow(numel, static_cast<int64_t>(size_of(options.dtype)), &bytes),
+      ShapeError, "from_blob: shape ", shape, " of ", options.dtype,
+      " has more bytes than 64 bits can count");
+  LOCKSTEP_CHECK(data || numel == 0, ValueError, "from_blob: null data for shape ", shape);
   auto body = make_ref<TensorBody>();
   body->storage =
-      make_ref<Storage>(data, static_cast<size_t>(shape.numel()) * size_of(options.dtype),
-                        options.device, std::move(release));
+      make_ref<Storage>(data, static_cast<size_t>(bytes), options.device, std::move(release));
   body->shape = shape;
   body->strides = contiguous_strides(shape);
   body->dtype = options.dtype;
   Tensor t(std::move(body));
   return options.requires_grad ? t.requires_grad_() : t;
-}
-
-// ---- in place ----
-
-Tensor& Tensor::fill_(double value) {
-  LOCKSTEP_CHECK(!(is_grad_enabled() && requires_grad()), AutogradError,
-                 "fill_: in-place change of a tensor that requires grad; use NoGradGuard");
-  detail::fill_kernel(*this, value);
-  storage().bump_version();
-  return *this;
 }
 
 // ---- printing ----

@@ -8,6 +8,7 @@
 // Ops stand in lockstep/tensor/ops/*.h as free functions; the common ones are methods here too.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include <lockstep/tensor/dtype.h>
+#include <lockstep/tensor/formula.h>
 #include <lockstep/tensor/shape.h>
 #include <lockstep/tensor/storage.h>
 
@@ -43,11 +45,11 @@ struct Slice {
 
 struct BackwardOptions {
   bool retain_graph = false;  // keep saved tensors for another backward
-  bool create_graph =
-      false;  // record the backward itself, for higher derivatives; implies retain_graph
+  /// Record the backward itself, for higher derivatives; implies retain_graph.
+  bool create_graph = false;
 };
 
-/// Removes its hook when told to, or never; copyable, and harmless after the tensor is gone.
+/// Removes its hook when told to, or never; copyable. It keeps neither tensor nor graph alive.
 class LOCKSTEP_API HookHandle {
  public:
   HookHandle() = default;
@@ -62,13 +64,19 @@ class LOCKSTEP_API HookHandle {
 
 /// The body a Tensor points to. `node` is where it came from: an op's Node, its `leaf`, or null when
 /// nothing differentiates through it. A frozen tensor has no node and keeps its leaf.
+///
+/// A view made in grad mode knows its `base`, the tensor at the root of a chain of views. An in-place
+/// op that is recorded on one of them gives the base a new node and raises the base's `graph`; a view
+/// whose own `graph` differs is outdated and takes its node from the base again (Tensor::node()).
 struct LOCKSTEP_API TensorBody final : RefCounted {
   Ref<Storage> storage;
   int64_t offset = 0;  // in elements
   Shape shape;
   Strides strides;
   DType dtype = DType::f32;
-  bool is_view = false;  // counted in storage->views()
+  bool untracked_view = false;  // made without grad mode: its base is not known
+  std::atomic<uint32_t> graph{0};
+  Ref<TensorBody> base;  // null unless a view
   Ref<Node> node;
   Ref<Leaf> leaf;  // holds the gradient; made when the tensor first requires grad
 
@@ -80,6 +88,15 @@ class LOCKSTEP_API Tensor {
  public:
   Tensor() = default;  // undefined: no data; what an absent gradient or bias is
   explicit Tensor(Ref<TensorBody> body) : body_(std::move(body)) {}
+  Tensor(const Tensor&) = default;
+  Tensor(Tensor&&) = default;
+  ~Tensor() = default;
+  /// `x = y` makes the variable x refer to y's tensor.
+  Tensor& operator=(const Tensor&) & = default;
+  Tensor& operator=(Tensor&&) & = default;
+  /// `x[0] = y` and `x[0] = 1` write into what the expression refers to, as copy_ and fill_ do.
+  Tensor& operator=(const Tensor& source) && { return copy_(source); }
+  Tensor& operator=(Number value) && { return fill_(value); }
 
   bool defined() const { return static_cast<bool>(body_); }
   explicit operator bool() const = delete;  // ask defined(), or item<bool>()
@@ -87,7 +104,12 @@ class LOCKSTEP_API Tensor {
   // ---- what it is ----
   const Shape& shape() const { return body().shape; }
   const Strides& strides() const { return body().strides; }
-  int64_t size(int64_t dim) const { return shape()[wrap_dim("size", dim, this->dim())]; }
+  /// Throws IndexError for a 0-d tensor, which has no sizes.
+  int64_t size(int64_t dim) const {
+    LOCKSTEP_CHECK(this->dim() > 0, IndexError, "size: dimension ", dim,
+                   " of a 0-d tensor, which has none");
+    return shape()[wrap_dim("size", dim, this->dim())];
+  }
   int dim() const { return body().shape.dims(); }
   int64_t numel() const { return body().shape.numel(); }
   DType dtype() const { return body().dtype; }
@@ -100,7 +122,8 @@ class LOCKSTEP_API Tensor {
   bool is_same(const Tensor& other) const { return body_ == other.body_; }
 
   // ---- its data ----
-  /// The first element. T must be the dtype's C++ type.
+  /// The first element; T must be the dtype's C++ type. The others follow in row-major order only if
+  /// is_contiguous(): convolution returns channels-last tensors.
   template <class T>
   T* data() const {
     LOCKSTEP_CHECK(dtype() == dtype_of<T>(), DTypeError, "data<", dtype_of<T>(),
@@ -150,7 +173,14 @@ class LOCKSTEP_API Tensor {
   /// Leaves only: calls f(tensor) right after its gradient was accumulated.
   HookHandle register_post_accumulate_grad_hook(std::function<void(const Tensor&)> f) const;
   Leaf* leaf() const;  // null unless this is a leaf that requires grad
-  const Ref<Node>& node() const { return body().node; }
+  /// Where the tensor came from in the graph; null if it does not require grad.
+  const Ref<Node>& node() const {
+    const TensorBody& b = body();
+    if (b.base && b.graph.load(std::memory_order_acquire) !=
+                      b.base->graph.load(std::memory_order_acquire)) [[unlikely]]
+      update_view();
+    return b.node;
+  }
 
   // ---- views: no copy (reshape, flatten and contiguous copy only when they must) ----
   Tensor view(const Shape& shape) const;     // one size may be -1
@@ -173,15 +203,17 @@ class LOCKSTEP_API Tensor {
   Tensor to(DType dtype) const;
   Tensor to(Device device) const;
 
-  // ---- in place ----
+  // ---- in place: recorded like any op. The gradient follows through views of this tensor and through
+  // the tensor that it is a view of. A leaf that requires grad, or a view of one, can be changed only
+  // under NoGradGuard. ----
   Tensor& copy_(const Tensor& source);  // broadcasts and converts
-  Tensor& fill_(double value);
+  Tensor& fill_(Number value);
   Tensor& zero_() { return fill_(0); }
-  Tensor& add_(const Tensor& other, double alpha = 1);  // this += alpha * other
-  Tensor& add_(double value);
+  Tensor& add_(const Tensor& other, Number alpha = 1);  // this += alpha * other
+  Tensor& add_(Number value);
   Tensor& sub_(const Tensor& other) { return add_(other, -1); }
   Tensor& mul_(const Tensor& other);
-  Tensor& mul_(double factor);
+  Tensor& mul_(Number factor);
   Tensor& operator+=(const Tensor& other) { return add_(other); }
   Tensor& operator-=(const Tensor& other) { return sub_(other); }
   Tensor& operator*=(const Tensor& other) { return mul_(other); }
@@ -204,6 +236,7 @@ class LOCKSTEP_API Tensor {
   const Ref<TensorBody>& ref() const { return body_; }
 
  private:
+  void update_view() const;
   double item_as_double() const;
   int64_t item_as_int() const;
   template <class T>
@@ -237,7 +270,7 @@ LOCKSTEP_API Tensor empty_strided(const Shape& shape, const Strides& strides,
                                   TensorOptions options = {});
 /// Uninitialised, in shape, memory order, dtype and device of `like`.
 LOCKSTEP_API Tensor empty_like(const Tensor& like);
-LOCKSTEP_API Tensor full(const Shape& shape, double value, TensorOptions options = {});
+LOCKSTEP_API Tensor full(const Shape& shape, Number value, TensorOptions options = {});
 LOCKSTEP_API Tensor zeros(const Shape& shape, TensorOptions options = {});
 LOCKSTEP_API Tensor ones(const Shape& shape, TensorOptions options = {});
 LOCKSTEP_API Tensor zeros_like(const Tensor& like);
@@ -245,11 +278,12 @@ LOCKSTEP_API Tensor ones_like(const Tensor& like);
 /// start, start + step, ... below stop; i64 unless `options` says otherwise.
 LOCKSTEP_API Tensor arange(int64_t start, int64_t stop, int64_t step = 1,
                            TensorOptions options = {.dtype = DType::i64});
-/// A view of the caller's memory, which must outlive it, unless `release` lets it go.
+/// A tensor over the caller's memory, which must outlive it. `release`, if given, runs when the last
+/// tensor over the memory is gone; it must not throw.
 LOCKSTEP_API Tensor from_blob(void* data, const Shape& shape, TensorOptions options = {},
                               std::function<void()> release = {});
 /// A 0-d tensor.
-LOCKSTEP_API Tensor scalar(double value, TensorOptions options = {});
+LOCKSTEP_API Tensor scalar(Number value, TensorOptions options = {});
 
 /// A copy of `values`, in row-major order; the dtype is T's unless `options` is given.
 template <class T>

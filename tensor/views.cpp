@@ -1,6 +1,6 @@
 // Views and copies of a tensor: how shapes and strides are rearranged, and what that means for
 // gradients. A view's derivative is the inverse rearrangement, so each op's backward is one line
-// beside it.
+// beside it. What in-place changes of views do to the graph is in in_place.cpp.
 #include <algorithm>
 
 #include <lockstep/tensor/op.h>
@@ -20,14 +20,18 @@ Tensor alias(const Tensor& x, const Shape& shape, const Strides& strides, int64_
   return y;
 }
 
-/// apply() for ops that alias: a view that gradients flow through is counted, so that in-place ops
-/// know of it.
+/// apply() for ops that alias: the result knows the tensor at the root of its chain of views, so that
+/// in-place ops on either reach the other's gradient. Without grad mode it does not, which keeps
+/// intermediate results free to be reused in backward.
 template <class Op>
 Tensor apply_view(Op op, const Tensor& x) {
   Tensor y = apply(std::move(op), x);
-  if (y.requires_grad()) {
-    y.body().is_view = true;
-    y.storage().count_view(1);
+  TensorBody& b = y.body();
+  if (is_grad_enabled()) {
+    b.base = x.body().base ? x.body().base : x.ref();
+    b.graph.store(b.base->graph.load(std::memory_order_acquire), std::memory_order_relaxed);
+  } else {
+    b.untracked_view = true;
   }
   return y;
 }
@@ -66,7 +70,8 @@ Shape complete_shape(std::string_view op, Shape shape, const Tensor& x) {
       hole = i;
     } else {
       LOCKSTEP_CHECK(shape[i] >= 0, ShapeError, op, ": negative size in ", shape);
-      known *= shape[i];
+      LOCKSTEP_CHECK(!__builtin_mul_overflow(known, shape[i], &known), ShapeError, op, ": shape ",
+                     shape, " has more elements than 64 bits can count");
     }
   }
   if (hole >= 0) {
@@ -74,8 +79,8 @@ Shape complete_shape(std::string_view op, Shape shape, const Tensor& x) {
                    " elements does not fill ", shape);
     shape[hole] = x.numel() / known;
   }
-  LOCKSTEP_CHECK(shape.numel() == x.numel(), ShapeError, op, ": shape ", x.shape(), " has ",
-                 x.numel(), " elements, ", shape, " has ", shape.numel());
+  LOCKSTEP_CHECK(checked_numel(op, shape) == x.numel(), ShapeError, op, ": shape ", x.shape(),
+                 " has ", x.numel(), " elements, ", shape, " has ", shape.numel());
   return shape;
 }
 
@@ -280,8 +285,7 @@ Tensor Tensor::expand(const Shape& shape) const {
   for (int i = 0; i < full.dims(); ++i)
     if (const int own = i - (full.dims() - dim()); full[i] == -1 && own >= 0)
       full[i] = this->shape()[own];
-  for (int64_t d : full)
-    LOCKSTEP_CHECK(d >= 0, ShapeError, "expand: ", this->shape(), " does not broadcast to ", shape);
+  checked_numel("expand", full);
   return apply_view(Expand{full}, *this);
 }
 
@@ -292,8 +296,9 @@ Tensor Tensor::slice(int64_t dim, Slice range) const {
   const int64_t n = shape()[d];
   auto clip = [n](int64_t i) { return std::clamp<int64_t>(i < 0 ? i + n : i, 0, n); };
   const int64_t start = clip(range.start), stop = std::max(clip(range.stop), start);
-  return apply_view(SliceOp{d, start, (stop - start + range.step - 1) / range.step, range.step},
-                    *this);
+  const int64_t length = stop > start ? (stop - start - 1) / range.step + 1 : 0;
+  // One element needs no step, and a large one would overflow the stride.
+  return apply_view(SliceOp{d, start, length, length > 1 ? range.step : 1}, *this);
 }
 
 Tensor Tensor::narrow(int64_t dim, int64_t start, int64_t length) const {
@@ -318,49 +323,6 @@ Tensor Tensor::to(DType dtype) const {
 }
 Tensor Tensor::to(Device device) const {
   LOCKSTEP_CHECK(device == this->device(), DeviceError, "to: no kernels are loaded for ", device);
-  return *this;
-}
-
-/// x.copy_(source): an op of two inputs whose result takes x's place.
-namespace {
-struct Copy {
-  static constexpr const char* name = "copy_";
-  static constexpr unsigned saves = 0;
-  Shape source_shape = {};
-  DType source_dtype = DType::f32;
-  Tensor forward(const Tensor& x, const Tensor& source) {
-    source_shape = source.shape();
-    source_dtype = source.dtype();
-    detail::copy_kernel(x, source);
-    return x;
-  }
-  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
-    if (dx.needed(0)) dx.set(0, zeros_like(dy));
-    if (dx.needed(1)) dx.set(1, sum_to(dy, source_shape).to(source_dtype));
-  }
-};
-}  // namespace
-
-Tensor& Tensor::copy_(const Tensor& source) {
-  for (int d = 0; d < dim(); ++d)
-    LOCKSTEP_CHECK(strides()[d] != 0 || shape()[d] <= 1, ShapeError,
-                   "copy_: the tensor repeats its elements along dimension ", d, " of ", shape(),
-                   "; clone() it first");
-  if (source.storage().data() == storage().data() && !is_same(source))
-    return copy_(source.clone());  // they may overlap
-  if (is_grad_enabled() && (requires_grad() || source.requires_grad())) {
-    LOCKSTEP_CHECK(!leaf(), AutogradError,
-                   "copy_: in-place change of a leaf that requires grad; use NoGradGuard");
-    LOCKSTEP_CHECK(
-        storage().views() == 0 && !body().is_view, AutogradError,
-        "copy_: the tensor is a view, or has views, that gradients flow through; clone() it first");
-    const Tensor before = *this;
-    // The node of this tensor so far becomes an input of the copy's node.
-    apply(Copy{}, before, source);
-  } else {
-    detail::copy_kernel(*this, source);
-  }
-  storage().bump_version();
   return *this;
 }
 

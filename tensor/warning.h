@@ -1,4 +1,4 @@
-// Warnings: the one way the library speaks without being asked. A program can route them elsewhere.
+// Warnings: faults that are no errors. They go to stderr unless the program routes them elsewhere.
 #pragma once
 
 #include <functional>
@@ -9,7 +9,8 @@
 namespace lockstep {
 
 /// Takes over all warnings of the process; an empty function restores the default, one line on
-/// stderr.
+/// stderr. Several threads may call the handler at once; it may warn and set handlers itself. A call
+/// that is under way on another thread when the handler is replaced still finishes.
 LOCKSTEP_API void set_warning_handler(std::function<void(const std::string&)> handler);
 
 namespace detail {

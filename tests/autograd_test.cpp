@@ -128,7 +128,13 @@ TEST_CASE("backward starts from one element, or from a gradient of the right sha
   CHECK(values(x.grad()) == V{2, 20});
   CHECK_THROWS_AS(x.set_grad(ones({3}, {.dtype = DType::f64})), ShapeError);
   CHECK_THROWS_AS(x.set_grad(ones({2})), DTypeError);
-  CHECK_THROWS_AS(ones({2}).set_grad(ones({2})), AutogradError);
+  CHECK_THROWS_AS((x * 2.0).set_grad(ones({2}, {.dtype = DType::f64})), AutogradError);
+  CHECK_THROWS_AS(arange(0, 2).set_grad(arange(0, 2)), AutogradError);
+  CHECK_THROWS_AS(x.set_grad(x), AutogradError);
+  const Tensor constant = ones({2});  // PyTorch lets any leaf hold a gradient
+  constant.set_grad(full({2}, 3));
+  CHECK(values(constant.grad()) == V{3, 3});
+  CHECK_FALSE(constant.requires_grad());
 }
 
 // ---- the life of a graph ----

@@ -1,8 +1,15 @@
 // lockstep-run when something goes wrong: failures, restarts, signals, readers who do not read, and
 // nothing left behind.
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#include <cstddef>
 
 #include <lockstep/distributed/data_parallel.h>
+#include <lockstep/distributed/group.h>
 #include <lockstep/distributed/on_main.h>
 #include <lockstep/nn/linear.h>
 #include <lockstep/optim/sgd.h>
@@ -26,7 +33,7 @@ TEST_CASE("the first failure wins, is reported, and stops the others") {
   CHECK(ranks::now() - begin < 3 * ranks::kPatience);
 }
 
-TEST_CASE("of failures noticed together, one by a signal is taken for the cause") {
+TEST_CASE("of failures noticed together, the first to end is taken for the cause") {
   const Background job(2,
                        "echo pid=$$; [ $RANK = 1 ] && { sleep 0.3; kill -KILL $$; }; sleep 0.6; "
                        "exit 3");
@@ -37,6 +44,151 @@ TEST_CASE("of failures noticed together, one by a signal is taken for the cause"
   CHECK(job.wait().code == 128 + SIGKILL);
   CHECK(contains(job.output(), "lockstep-run: rank 1 (pid"));
   CHECK(!contains(job.output(), "lockstep-run: rank 0 (pid"));
+}
+
+// Its peers wait for rank LOCKSTEP_TEST_CAUSE, which ends in one of several ways, and then end before
+// it has ended, at the same time, or after it.
+TEST_CASE("rank: ends while others wait" * doctest::skip()) {
+  using namespace lockstep;
+  const std::string way = std::getenv("LOCKSTEP_TEST_WAY"),
+                    cause = std::getenv("LOCKSTEP_TEST_CAUSE");
+  const char* backend = std::getenv("LOCKSTEP_TEST_BACKEND");
+  const auto group = dist::init({.backend = backend});
+  Tensor t = ones({8});
+  group.all_reduce(t);
+  if (std::to_string(group.rank()) != cause) {
+    try {
+      for (;;) group.all_reduce(t);
+    } catch (const DistError& e) {
+      std::printf("told: %s\n", e.what());
+      std::fflush(stdout);
+      if (group.rank() % 2 == 0) _exit(1);
+      std::abort();  // what an uncaught exception does
+    }
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  if (way == "exits") _exit(7);
+  if (way == "crashes") kill(getpid(), SIGSEGV);
+  try {
+    const dist::Group handle(group.shared());
+    throw std::runtime_error("of its own");  // aborts the group
+  } catch (const std::runtime_error&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // say it dumps its core
+    _exit(9);
+  }
+}
+
+TEST_CASE("lockstep-run blames the rank that failed, not those that it took along") {
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  struct Way {
+    std::string name, cause;
+    int code;
+  };
+  for (const std::string backend : {"shm", "gloo"})
+    for (const Way& way :
+         {Way{"exits", "0", 7}, {"crashes", "2", 128 + SIGSEGV}, {"throws", "1", 9}}) {
+      const Ended e =
+          run({"-n", "3", self, "--test-case=rank: ends while others wait", "--no-skip"},
+              {{"LOCKSTEP_TEST_WAY", way.name},
+               {"LOCKSTEP_TEST_CAUSE", way.cause},
+               {"LOCKSTEP_TEST_BACKEND", backend}});
+      INFO(backend, ", ", way.name, ": ", e.output);
+      CHECK(e.code == way.code);
+      CHECK(contains(e.output, "lockstep-run: rank " + way.cause + " (pid"));
+    }
+}
+
+TEST_CASE("lockstep-run blames a rank that was taken along where no other fails") {
+  const Ended e = run({"-n", "2", "--grace", "0.2", "sh", "-c",
+                       "[ $RANK = 0 ] && exec sleep 60; python3 -c 'import os, socket, struct\n"
+                       "s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+                       "to = chr(0) + os.environ[\"LOCKSTEP_FAILURE_SOCKET\"]\n"
+                       "s.sendto(b\"noise\", to)\n"
+                       "s.sendto(struct.pack(\"=qq\", 0x4c4f434b4e4f5445, 1), to)'; exit 6"});
+  CHECK(e.code == 6);
+  CHECK(contains(e.output, "lockstep-run: rank 1 (pid"));
+}
+
+TEST_CASE("lockstep-run ends a stopped rank without waiting for the grace period") {
+  const double begin = ranks::now();
+  const Ended e = run_script(
+      2, "[ $RANK = 1 ] && kill -STOP $$; sleep 0.3; [ $RANK = 0 ] && exit 5; exec sleep 60",
+      {"--grace", "30"});
+  CHECK(e.code == 5);
+  CHECK(ranks::now() - begin < 8 * ranks::kPatience);
+}
+
+// Runs lockstep-run where the kernel answers some system calls with an error, as an older one or a
+// container's filter does.
+Ended run_filtered(int error, const std::vector<std::string>& arguments) {
+  std::vector<sock_filter> filter{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
+  for (const long call : {SYS_close_range, SYS_pidfd_open, SYS_pidfd_send_signal}) {
+    filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(call), 0, 1));
+    filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<unsigned>(error)));
+  }
+  filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+  const sock_fprog program{static_cast<unsigned short>(filter.size()), filter.data()};
+  std::vector<std::string> all = command_line(arguments);
+  std::vector<char*> words;
+  for (std::string& word : all) words.push_back(word.data());
+  words.push_back(nullptr);
+  const int file = ranks::new_file();
+  const pid_t pid = fork();
+  if (pid == 0) {
+    dup2(file, 1);
+    dup2(file, 2);
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0)
+      execv(words[0], words.data());
+    _exit(99);
+  }
+  Ended e = ranks::wait_for(pid, ranks::now() + 10 * ranks::kPatience);
+  e.output = ranks::read_all(file);
+  close(file);
+  return e;
+}
+
+TEST_CASE("lockstep-run works where close_range and pidfds are missing or refused") {
+  for (const int error : {ENOSYS, EPERM}) {
+    CAPTURE(error);
+    const int stray = open("/dev/null", O_RDONLY);
+    const Ended e = run_filtered(error, {"-n", "2", "ls", "/proc/self/fd"});
+    close(stray);
+    CHECK(!e.hung);
+    CHECK(e.code == 0);
+    CHECK(sorted_lines(e.output) == "[0] 0\n[0] 1\n[0] 2\n[0] 3\n[1] 0\n[1] 1\n[1] 2\n[1] 3\n");
+    const Ended failed =
+        run_filtered(error, {"-n", "2", "sh", "-c", "[ $RANK = 1 ] && exit 4; exec sleep 60"});
+    CHECK(failed.code == 4);
+    // The watchdog kills the ranks of a launcher that is gone.
+    const Ended killed = run_filtered(
+        error, {"-n", "1", "sh", "-c", "sleep 100 & echo pid=$! pid=$$; kill -KILL $PPID; wait"});
+    CHECK(killed.signal == SIGKILL);
+    std::vector<pid_t> pids;
+    const std::regex number("pid=([0-9]+)");
+    for (std::sregex_iterator it(killed.output.begin(), killed.output.end(), number), end;
+         it != end; ++it)
+      pids.push_back(std::stoi((*it)[1]));
+    CHECK(all_end(pids, 3));
+  }
+}
+
+TEST_CASE("lockstep-run names the limit where descriptors or processes run out") {
+  const auto limited = [](const std::string& limit, const std::string& n) {
+    const int file = ranks::new_file();
+    const pid_t pid =
+        ranks::start({"sh", "-c", limit + "; exec " + launcher() + " -n " + n + " true"}, file, {});
+    Ended e = ranks::wait_for(pid, ranks::now() + 10 * ranks::kPatience);
+    e.output = ranks::read_all(file);
+    close(file);
+    return e;
+  };
+  const Ended hard = limited("ulimit -n 40", "30");
+  CHECK(hard.code == 127);
+  CHECK(contains(hard.output, "ulimit -n"));
+  const Ended soft = limited("ulimit -S -n 40", "30");  // which the launcher may raise
+  CHECK(soft.code == 0);
+  CHECK(soft.output == "");
 }
 
 TEST_CASE("--grace: who ignores SIGTERM is killed") {

@@ -1,6 +1,7 @@
 // lockstep-run, as its users meet it: exit codes, options, output, variables.
 #include <fcntl.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 
 #include <lockstep/distributed/group.h>
 
@@ -124,14 +125,96 @@ TEST_CASE("--log-dir keeps each rank's output, --tee says what is shown as well"
   CHECK(contains(bad.output, "file/attempt_0/rank_0.out"));
 }
 
-TEST_CASE("a log file that takes no more says so") {
+TEST_CASE("--log-dir: a log file that takes no more says so") {
   const TemporaryFolder folder;
-  std::filesystem::create_directories(folder / "attempt_0");
-  std::filesystem::create_symlink("/dev/full", folder / "attempt_0/rank_0.out");
-  const Ended e = run({"--log-dir", folder.path(), "echo", "hello"});
-  CHECK(e.code == 0);
-  CHECK(contains(e.output, "[0] lockstep-run: this stream's log file ends here: No space left"));
-  CHECK(contains(e.output, "[0] hello\n"));
+  const int file = ranks::new_file();
+  const pid_t pid =
+      ranks::start({"sh", "-c",
+                    "(ulimit -f 8; exec " + launcher() + " --log-dir " + folder.path().string() +
+                        " sh -c 'seq 5000; echo hello') | grep -v '\\] [0-9]'"},
+                   file, {});
+  CHECK(ranks::wait_for(pid, ranks::now() + 10 * ranks::kPatience).code == 0);
+  CHECK(ranks::read_all(file) ==
+        "[0] lockstep-run: this stream's log file ends here: File too large\n[0] hello\n");
+  close(file);
+}
+
+TEST_CASE("--log-dir follows no symbolic link below the folder, and waits for no FIFO") {
+  const TemporaryFolder folder;
+  put_file(folder / "precious", "untouched");
+  const auto refused = [&](const std::string& why) {
+    const Ended e = run({"--log-dir", folder / "logs", "echo", "hello"});
+    CHECK(e.code == 127);
+    CHECK(contains(e.output, "logs/attempt_0/rank_0.out"));
+    CHECK(contains(e.output, why));
+    CHECK(get_file(folder / "precious") == "untouched");
+    std::filesystem::remove_all(folder / "logs");
+  };
+  std::filesystem::create_directories(folder / "logs/attempt_0");
+  std::filesystem::create_symlink(folder / "precious", folder / "logs/attempt_0/rank_0.out");
+  refused("symbolic link");
+  std::filesystem::create_directories(folder / "logs");
+  std::filesystem::create_symlink(folder.path(), folder / "logs/attempt_0");
+  refused("symbolic link");
+  std::filesystem::create_directories(folder / "logs/attempt_0");
+  REQUIRE(mkfifo((folder / "logs/attempt_0/rank_0.out").c_str(), 0666) == 0);
+  refused("No such device");
+  // The folder itself may be one.
+  std::filesystem::create_directories(folder / "real");
+  std::filesystem::create_symlink(folder / "real", folder / "logs");
+  CHECK(run({"--log-dir", folder / "logs", "echo", "hello"}).code == 0);
+  CHECK(get_file(folder / "real/attempt_0/rank_0.out") == "hello\n");
+}
+
+TEST_CASE("lockstep-run writes lines of 4 MiB whole, and cuts longer ones between characters") {
+  const auto line_of = [](int characters) {  // of three bytes each
+    return run({"-n", "1", "--no-prefix", "sh", "-c",
+                "yes \u3042 | head -n " + std::to_string(characters) + " | tr -d '\\n'; echo"})
+        .output;
+  };
+  const std::string whole = line_of(150000);
+  CHECK(whole.size() == 450001);
+  CHECK(std::count(whole.begin(), whole.end(), '\n') == 1);
+  const std::string cut = line_of(1500000);  // 4.3 MiB
+  const std::string mark = " [cut]\n";
+  const size_t at = cut.find(mark);
+  REQUIRE(at != std::string::npos);
+  CHECK(at % 3 == 0);
+  CHECK(at > (4 << 20) - 4);
+  CHECK(cut.size() == 4500001 + mark.size());
+}
+
+// Descriptors 0-2 would be the next pipes and sockets, and what ranks print would be read there. In a
+// process namespace, so that nothing else can be signalled.
+TEST_CASE("lockstep-run with closed standard descriptors runs all ranks to their end") {
+  std::vector<std::string> alone{"unshare", "--pid", "--fork", "--kill-child", "--mount-proc"};
+  if (geteuid() != 0) alone.insert(alone.begin() + 1, {"--user", "--map-root-user"});
+  const auto in_namespace = [&](const std::string& script) {
+    std::vector<std::string> command = alone;
+    command.insert(command.end(), {"sh", "-c", script});
+    const int file = ranks::new_file();
+    const pid_t pid = ranks::start(command, file, {});
+    const Ended e = ranks::wait_for(pid, ranks::now() + 10 * ranks::kPatience);
+    close(file);
+    return e;
+  };
+  if (in_namespace("true").code != 0) {
+    MESSAGE("skipped: this user may not make a process namespace");
+    return;
+  }
+  for (const std::string closed : {"<&-", ">&-", "2>&-", "<&- >&- 2>&-"}) {
+    CAPTURE(closed);
+    const TemporaryFolder folder;
+    const Ended e =
+        in_namespace("exec " + launcher() +
+                     " -n 2 sh -c 'head -c 2000 /dev/urandom; echo text >&2; sleep 0.1; "
+                     "cat; touch " +
+                     folder.path().string() + "/$RANK' " + closed);
+    CHECK(!e.hung);
+    CHECK(e.code == 0);
+    CHECK(std::filesystem::exists(folder / "0"));
+    CHECK(std::filesystem::exists(folder / "1"));
+  }
 }
 
 TEST_CASE("long options may be spelled with underscores, and values given by =") {

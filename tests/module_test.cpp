@@ -19,7 +19,7 @@ using namespace lockstep;
 
 namespace {
 
-std::vector<std::string> names(const nn::NamedTensors& tensors) {
+std::vector<std::string> names(const NamedTensors& tensors) {
   std::vector<std::string> found;
   for (auto& [name, t] : tensors) found.push_back(name);
   return found;

@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <climits>
+#include <filesystem>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -10,8 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include <lockstep/tensor/cpu/quota.h>
 #include <lockstep/tensor/error.h>
 #include <lockstep/tensor/parallel.h>
+
+#include "temporary_folder.h"
 
 using namespace lockstep;
 
@@ -35,7 +40,7 @@ std::vector<int> visits(int64_t n, int64_t block) {
 
 }  // namespace
 
-TEST_CASE("each index is visited once, for any count, block and number of threads") {
+TEST_CASE("parallel_for: each index is visited once, for any count, block and number of threads") {
   for (int threads : {1, 2, 3, 8}) {
     const Threads scope(threads);
     for (int64_t n : {1, 2, 7, 64, 1000})
@@ -46,7 +51,7 @@ TEST_CASE("each index is visited once, for any count, block and number of thread
   }
 }
 
-TEST_CASE("nothing is called for an empty range") {
+TEST_CASE("parallel_for: nothing is called for an empty range") {
   const Threads scope(3);
   int calls = 0;
   parallel_for(0, 4, [&](int64_t, int64_t) { ++calls; });
@@ -54,7 +59,7 @@ TEST_CASE("nothing is called for an empty range") {
   CHECK(calls == 0);
 }
 
-TEST_CASE("blocks have the same bounds for any number of threads") {
+TEST_CASE("parallel_for: blocks have the same bounds for any number of threads") {
   std::vector<std::set<std::pair<int64_t, int64_t>>> all;
   for (int threads : {1, 2, 5}) {
     const Threads scope(threads);
@@ -71,7 +76,7 @@ TEST_CASE("blocks have the same bounds for any number of threads") {
   CHECK(all[2] == all[0]);
 }
 
-TEST_CASE("several threads do take part, and no more than allowed") {
+TEST_CASE("parallel_for: several threads do take part, and no more than allowed") {
   using Ids = std::set<std::thread::id>;
   const auto run = [](int threads) {
     const Threads scope(threads);
@@ -96,7 +101,7 @@ TEST_CASE("several threads do take part, and no more than allowed") {
   }
 }
 
-TEST_CASE("an exception in one block reaches the caller, and the pool works on") {
+TEST_CASE("parallel_for: an exception in one block reaches the caller, and the pool works on") {
   for (int threads : {1, 4}) {
     const Threads scope(threads);
     for (int round = 0; round < 20; ++round) {
@@ -118,13 +123,13 @@ TEST_CASE("an exception in one block reaches the caller, and the pool works on")
   }
 }
 
-TEST_CASE("of many exceptions one reaches the caller") {
+TEST_CASE("parallel_for: of many exceptions one reaches the caller") {
   const Threads scope(4);
   CHECK_THROWS_AS(parallel_for(50, 1, [](int64_t, int64_t) { throw std::runtime_error("each"); }),
                   std::runtime_error);
 }
 
-TEST_CASE("inside a block, parallel_for runs on the calling thread alone") {
+TEST_CASE("parallel_for: inside a block it runs on the calling thread alone") {
   const Threads scope(4);
   std::atomic<int> strangers{0}, inner{0};
   parallel_for(8, 1, [&](int64_t, int64_t) {
@@ -146,7 +151,7 @@ TEST_CASE("inside a block, parallel_for runs on the calling thread alone") {
   CHECK(visits(100, 1) == std::vector<int>(100, 1));
 }
 
-TEST_CASE("callers on several threads share the pool without mixing up their work") {
+TEST_CASE("parallel_for: callers on several threads share the pool without mixing up their work") {
   std::vector<std::thread> callers;
   std::atomic<int> wrong{0};
   for (int c = 0; c < 6; ++c)
@@ -161,7 +166,7 @@ TEST_CASE("callers on several threads share the pool without mixing up their wor
   CHECK(wrong == 0);
 }
 
-TEST_CASE("one caller's slow work does not hold up another's") {
+TEST_CASE("parallel_for: one caller's slow work does not hold up another's") {
   std::atomic<bool> release{false}, started{false};
   std::thread slow([&] {
     set_num_threads(3);
@@ -179,7 +184,7 @@ TEST_CASE("one caller's slow work does not hold up another's") {
   slow.join();
 }
 
-TEST_CASE("the number of threads is each thread's own, and at least one") {
+TEST_CASE("set_num_threads: the number of threads is each thread's own, and at least one") {
   const Threads scope(3);
   CHECK(get_num_threads() == 3);
   int there = 0;
@@ -192,4 +197,44 @@ TEST_CASE("the number of threads is each thread's own, and at least one") {
   CHECK_THROWS_AS(set_num_threads(0), ValueError);
   CHECK_THROWS_AS(set_num_threads(-2), ValueError);
   CHECK(get_num_threads() == 3);
+}
+
+TEST_CASE("quota: the smallest of a control group and its ancestors, rounded up") {
+  const TemporaryFolder system;
+  const auto quota = [&](const std::string& membership) {
+    put_file(system / "membership", membership);
+    return cpu::quota(system / "membership", system.path());
+  };
+  const auto limit = [&](const std::string& file, const std::string& text) {
+    std::filesystem::create_directories(std::filesystem::path(system / file).parent_path());
+    put_file(system / file, text + "\n");
+  };
+  const std::string two = "0::/service/job\n";
+  CHECK(quota(two) == INT_MAX);  // no files at all
+  limit("service/job/cpu.max", "max 100000");
+  CHECK(quota(two) == INT_MAX);
+  limit("service/job/cpu.max", "400000 100000");
+  CHECK(quota(two) == 4);
+  limit("service/cpu.max", "250000 100000");
+  CHECK(quota(two) == 3);
+  CHECK(quota("0::/service\n") == 3);
+  CHECK(quota("0::/elsewhere\n") == INT_MAX);
+  limit("cpu.max", "1000 100000");  // as a container sees its own
+  CHECK(quota(two) == 1);
+  CHECK(quota("0::/\n") == 1);
+  CHECK(quota("0::/../other\n") == 1);
+  limit("cpu.max", "100000 0");
+  CHECK(quota("0::/\n") == INT_MAX);
+  limit("cpu.max", "9223372036854775807 1");
+  CHECK(quota("0::/\n") == INT_MAX);
+
+  // version 1, alone and beside version 2
+  limit("cpu/docker/a1/cpu.cfs_quota_us", "150000");
+  limit("cpu/docker/a1/cpu.cfs_period_us", "50000");
+  CHECK(quota("5:memory:/docker/a1\n4:cpu,cpuacct:/docker/a1\n0::/\n") == 3);
+  CHECK(quota("3:cpuset:/docker/a1\n2:cpuacct:/docker/a1\n") == INT_MAX);
+  limit("cpu/docker/a1/cpu.cfs_quota_us", "-1");
+  CHECK(quota("4:cpuacct,cpu:/docker/a1\n") == INT_MAX);
+  CHECK(quota("no group\n:\n0::\n") == INT_MAX);
+  CHECK(cpu::quota(system / "absent", system.path()) == INT_MAX);
 }

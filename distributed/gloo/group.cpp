@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include <lockstep/distributed/failure_note.h>
 #include <lockstep/distributed/single_group.h>
 
 namespace lockstep::dist::gloo_backend {
@@ -47,7 +48,10 @@ void GlooWork::wait(Milliseconds timeout) {
     lock.lock();
   }
   lock.unlock();
-  if (error_) std::rethrow_exception(error_);
+  if (error_) {
+    note_failed_peer();
+    std::rethrow_exception(error_);
+  }
   run_then();
 }
 

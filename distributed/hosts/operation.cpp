@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <thread>
 
+#include <lockstep/distributed/failure_note.h>
+
 namespace lockstep::dist {
 
 using Clock = std::chrono::steady_clock;
@@ -42,7 +44,10 @@ void HostOperation::forget() {
 void HostOperation::wait(Milliseconds timeout) {
   engine_->wait_for(*this,
                     timeout.count() > 0 ? std::min(deadline_, Clock::now() + timeout) : deadline_);
-  if (error_) std::rethrow_exception(error_);
+  if (error_) {
+    note_failed_peer();
+    std::rethrow_exception(error_);
+  }
   run_then();
 }
 

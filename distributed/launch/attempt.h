@@ -7,7 +7,9 @@ namespace lockstep::dist {
 
 /// Starts the ranks and returns when all have ended: 0, the first failing rank's exit code, or 128 +
 /// its signal. Reports that first failure and stops the others; a signal to the launcher stops all
-/// and sets job.interrupted. Throws DistError when a rank cannot be started; none is left then.
+/// and sets job.interrupted. A rank that a failure elsewhere has reached (failure_note.h) counts as
+/// first only if no other fails within the grace period. Throws DistError when a rank cannot be
+/// started; none is left then.
 int run_attempt(LaunchJob& job, int attempt);
 
 }  // namespace lockstep::dist

@@ -1,12 +1,14 @@
-// LaunchJob: its beginning and its end.
+// LaunchJob: start and end of a launch.
 #include <lockstep/distributed/launch/job.h>
 
-#include <linux/close_range.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <vector>
+
+#include <lockstep/distributed/launch/descriptors.h>
 
 namespace lockstep::dist {
 
@@ -15,9 +17,13 @@ LaunchJob::LaunchJob(const LaunchOptions& launch_options)
       plan(make_plan(launch_options)),
       out(STDOUT_FILENO),
       err(STDERR_FILENO) {
-  // What our caller left open is not the ranks' business.
-  close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
+  close_descriptors_on_exec(3);  // ranks do not inherit what our caller left open
+  getrlimit(RLIMIT_NOFILE, &descriptors_before_);
+  const rlimit most{descriptors_before_.rlim_max, descriptors_before_.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &most);
 }
+
+void LaunchJob::restore_limits() const { setrlimit(RLIMIT_NOFILE, &descriptors_before_); }
 
 LaunchJob::~LaunchJob() {
   using Clock = std::chrono::steady_clock;

@@ -1,6 +1,7 @@
-// LaunchJob: what all attempts of one launch share: its options and plan, the launcher's signals
-// and output, the watchdog.
+// LaunchJob: what all attempts of one launch share: options, plan, signals, output, watchdog.
 #pragma once
+
+#include <sys/resource.h>
 
 #include <lockstep/distributed/launch/outlet.h>
 #include <lockstep/distributed/launch/plan.h>
@@ -17,6 +18,9 @@ class LaunchJob {
   ~LaunchJob();
   LaunchJob(const LaunchJob&) = delete;
   LaunchJob& operator=(const LaunchJob&) = delete;
+  /// In a child: the limit of open descriptors as we found it; the launcher's own is the highest
+  /// that it may have, since each rank takes three.
+  void restore_limits() const;
 
   const LaunchOptions& options;
   const LaunchPlan plan;
@@ -24,6 +28,9 @@ class LaunchJob {
   const Watchdog watchdog;
   Outlet out, err;
   bool interrupted = false;  // a signal has told the launcher to end
+
+ private:
+  rlimit descriptors_before_{};
 };
 
 }  // namespace lockstep::dist

@@ -1,4 +1,4 @@
-// launch: attempts, until one succeeds or there shall be no further one.
+// launch: runs the job, and again up to --max-restarts times.
 #include <lockstep/distributed/launch/launcher.h>
 
 #include <cstdio>

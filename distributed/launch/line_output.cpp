@@ -1,4 +1,4 @@
-// LineOutput's cutting into lines.
+// LineOutput: from pieces of a pipe to lines.
 #include <lockstep/distributed/launch/line_output.h>
 
 #include <fcntl.h>
@@ -15,8 +15,18 @@ namespace lockstep::dist {
 
 namespace {
 constexpr size_t kPiece = 64 << 10;
-constexpr size_t kLongestLine = 64 << 10;  // longer ones are cut
-constexpr size_t kLastLines = 20;
+constexpr size_t kLongestLine = 4 << 20;
+constexpr size_t kLastLines = 20, kLongestLastLine = 2000;
+constexpr std::string_view kMark = " [cut]";
+
+// The first `most` bytes at most, without the beginning of a character of UTF-8 at their end.
+std::string_view first_bytes(std::string_view text, size_t most) {
+  if (text.size() <= most) return text;
+  size_t end = most;
+  const auto continues = [&] { return (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80; };
+  while (end > 0 && most - end < 3 && continues()) --end;
+  return text.substr(0, continues() ? most : end);
+}
 }  // namespace
 
 LineOutput::LineOutput(Fd pipe, Outlet* to, std::string prefix, Fd log)
@@ -60,7 +70,13 @@ void LineOutput::take(std::string_view text) {
     line_.clear();
   }
   line_ += text;
-  if (line_.size() >= kLongestLine) put(std::exchange(line_, {}));
+  while (line_.size() > kLongestLine) put_begin_of_line();
+}
+
+void LineOutput::put_begin_of_line() {
+  const std::string begin(first_bytes(line_, kLongestLine));
+  line_.erase(0, begin.size());
+  put(str_cat(begin, kMark));
 }
 
 void LineOutput::write_log(std::string_view text) {
@@ -77,7 +93,8 @@ void LineOutput::write_log(std::string_view text) {
 
 void LineOutput::put(std::string_view line) {
   if (last_.size() == kLastLines) last_.pop_front();
-  last_.emplace_back(line);
+  last_.emplace_back(first_bytes(line, kLongestLastLine));
+  if (last_.back().size() < line.size()) last_.back() += kMark;
   if (!to_) return;
   std::string whole = prefix_;
   whole += line;

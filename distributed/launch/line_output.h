@@ -1,6 +1,8 @@
-// LineOutput: one stream of one rank on its way to the launcher's own: whole lines, each written at
-// once behind the rank's prefix, a copy in a log file, and the last lines kept for the report of a
-// failure.
+// LineOutput: copies one stream of one rank to the launcher's own output, line by line, each with
+// the rank's prefix; copies it to a log file; and keeps the last lines for the report of a failure.
+//
+// Lines of up to 4 MiB are written whole. A longer one is written in several, cut between two
+// characters of UTF-8, and each part but the last ends with a mark.
 #pragma once
 
 #include <deque>
@@ -25,12 +27,14 @@ class LineOutput {
   /// Takes what is there now, without waiting for more, and writes out an unfinished last line.
   void finish();
   /// The last lines, without prefix.
+  /// (and of each at most the first 2000 bytes).
   const std::deque<std::string>& last_lines() const { return last_; }
 
  private:
   void take(std::string_view text);
   void write_log(std::string_view text);
   void put(std::string_view line);
+  void put_begin_of_line();
 
   Fd pipe_;
   Outlet* to_;

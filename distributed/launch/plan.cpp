@@ -16,6 +16,7 @@
 
 #include <lockstep/distributed/fd.h>
 #include <lockstep/distributed/hash.h>
+#include <lockstep/tensor/cpu/quota.h>
 #include <lockstep/tensor/error.h>
 
 namespace lockstep::dist {
@@ -107,6 +108,9 @@ LaunchPlan make_plan(const LaunchOptions& options) {
   // A token of our own would not be the other nodes'.
   if (options.nodes == 1 && !user_has_token()) plan.token = new_token();
   plan.places = places(options.bind, options.ranks, allowed_processors());
+  const int busy =
+      std::max(1, cpu::quota() / options.ranks);  // threads of a rank that have time to run
+  for (Place& place : plan.places) place.threads = std::min(place.threads, busy);
   return plan;
 }
 

@@ -1,9 +1,11 @@
-// RankProcess: from fork to burial.
+// RankProcess: fork and exec, signals and reaping of one rank.
 #include <lockstep/distributed/launch/rank_process.h>
 
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,16 +21,38 @@ namespace lockstep::dist {
 
 namespace {
 
-// A file that takes a copy of one stream.
+// A file that takes a copy of one stream. Below the folder that the user named no symbolic link is
+// followed: in a folder that others may write to, it could lead anywhere.
 Fd open_log(const std::string& folder, int attempt, int rank, int stream) {
-  const std::string attempt_folder = str_cat(folder, "/attempt_", attempt);
   std::error_code error;
-  std::filesystem::create_directories(attempt_folder, error);
-  const std::string path =
-      str_cat(attempt_folder, "/rank_", rank, stream == STDOUT_FILENO ? ".out" : ".err");
-  Fd log(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  LOCKSTEP_CHECK(log, IoError, "launch: cannot write ", path, ": ", std::strerror(errno));
+  std::filesystem::create_directories(folder, error);
+  const std::string part = str_cat("attempt_", attempt);
+  const std::string name = str_cat("rank_", rank, stream == STDOUT_FILENO ? ".out" : ".err");
+  const Fd top(open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (top) mkdirat(top.get(), part.c_str(), 0777);
+  const Fd inner(openat(top.get(), part.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  // Without O_NONBLOCK a FIFO would wait for its reader.
+  constexpr int kHow = O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+  Fd log(inner ? openat(inner.get(), name.c_str(), kHow, 0666) : -1);
+  const int code = errno;
+  struct stat facts {};
+  const bool is_file = log && fstat(log.get(), &facts) == 0 && S_ISREG(facts.st_mode);
+  const char* why = log                                ? "it is no regular file"
+                    : code == ELOOP || code == ENOTDIR ? "a symbolic link stands in its path"
+                                                       : std::strerror(code);
+  LOCKSTEP_CHECK(is_file, IoError, "launch: cannot write ", folder, "/", part, "/", name, ": ",
+                 why);
   return log;
+}
+
+template <class... Parts>
+[[noreturn]] void fail_to_start(const Parts&... what) {
+  const int error = errno;
+  const std::string_view hint = error == EMFILE || error == ENFILE
+                                    ? "; each rank takes three descriptors, see ulimit -n"
+                                : error == EAGAIN ? "; see ulimit -u, and the cgroup's pids.max"
+                                                  : "";
+  fail<DistError>("launch: ", what..., ": ", std::strerror(error), hint);
 }
 
 bool bind_to(const std::vector<int>& processors) {
@@ -50,24 +74,27 @@ RankProcess::RankProcess(LaunchJob& job, const RankPlan& plan, int attempt)
   open_output(job, attempt, STDOUT_FILENO, &streams[0]);
   open_output(job, attempt, STDERR_FILENO, &streams[1]);
   int status[2];
-  LOCKSTEP_CHECK(pipe2(status, O_CLOEXEC) == 0, DistError,
-                 "launch: cannot make a pipe: ", std::strerror(errno));
+  if (pipe2(status, O_CLOEXEC) != 0) fail_to_start("cannot make a pipe for rank ", rank_);
   const Fd from(status[0]);
   Fd to(status[1]);
   pid_ = fork();
   if (pid_ == 0) become(job, plan, streams, to.get());
+  if (pid_ < 0) fail_to_start("cannot make a process for rank ", rank_);
+  death_ = Fd(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
   to.reset();
-  int error = pid_ < 0 ? errno : 0;
-  // Ends without a word when the program has started.
-  while (pid_ > 0 && read(from.get(), &error, sizeof error) < 0 && errno == EINTR) {
+  int error = 0;
+  ssize_t n = 0;
+  // At its end without an error number when the program has started.
+  while ((n = read(from.get(), &error, sizeof error)) < 0 && errno == EINTR) {
   }
-  if (error == 0) return;
-  if (pid_ > 0) bury();
-  fail<DistError>("launch: cannot start ", job.options.command[0], ": ", std::strerror(error));
+  if (n != sizeof error) return;
+  kill_and_reap();
+  errno = error;
+  fail_to_start("cannot start ", job.options.command[0]);
 }
 
 RankProcess::~RankProcess() {
-  if (!over_) bury();
+  if (pid_ > 0 && !over_) kill_and_reap();
 }
 
 void RankProcess::open_output(LaunchJob& job, int attempt, int stream, Fd* child_end) {
@@ -81,8 +108,7 @@ void RankProcess::open_output(LaunchJob& job, int attempt, int stream, Fd* child
   // Rank 0 keeps the terminal: a progress bar redraws its line there.
   if (rank_ == 0 && terminal && show && !logged) return;
   int ends[2];
-  LOCKSTEP_CHECK(pipe2(ends, O_CLOEXEC) == 0, DistError,
-                 "launch: cannot make a pipe: ", std::strerror(errno));
+  if (pipe2(ends, O_CLOEXEC) != 0) fail_to_start("cannot make a pipe for rank ", rank_);
   Fd reading(ends[0]);
   *child_end = Fd(ends[1]);
   Fd log;
@@ -101,8 +127,9 @@ void RankProcess::open_output(LaunchJob& job, int attempt, int stream, Fd* child
 void RankProcess::become(const LaunchJob& job, const RankPlan& plan, const Fd (&streams)[2],
                          int status) const {
   setpgid(0, 0);
-  watchdog_.announce(getpid());
+  watchdog_.announce();
   job.signals.restore();
+  job.restore_limits();
   // A background group may not read the terminal, and only one rank can read the input at all.
   if (rank_ != 0 || isatty(STDIN_FILENO)) {
     const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -135,7 +162,7 @@ bool RankProcess::has_died() const {
          info.si_pid == pid_;
 }
 
-int RankProcess::bury() {
+int RankProcess::kill_and_reap() {
   // While the leader is not reaped its number cannot name anybody else's group.
   kill(-pid_, SIGKILL);
   watchdog_.forget(pid_);
@@ -143,6 +170,7 @@ int RankProcess::bury() {
   while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
   }
   over_ = true;
+  death_.reset();
   for (LineOutput& output : outputs_) output.finish();
   return status;
 }

@@ -1,5 +1,5 @@
 // RankProcess: one rank of one attempt: a child that leads a process group of its own, and its
-// output on the way to the launcher's.
+// output on the way to the launcher's own.
 #pragma once
 
 #include <sys/types.h>
@@ -30,10 +30,13 @@ class RankProcess {
 
   /// To all of its group.
   void send(int signal) const;
-  /// Whether the leader has died and is not buried yet.
+  /// Becomes readable when the leader ends; -1 where the kernel has no such descriptors.
+  int death() const { return death_.get(); }
+  /// Whether the leader has ended and is not reaped yet.
   bool has_died() const;
-  /// Ends what is left of the group and of its output. Returns the status of waitpid.
-  int bury();
+  /// Kills the rest of the group, reaps the leader and takes the last output. Returns the status of
+  /// waitpid.
+  int kill_and_reap();
 
  private:
   void open_output(LaunchJob& job, int attempt, int stream, Fd* child_end);
@@ -43,6 +46,7 @@ class RankProcess {
   const Watchdog& watchdog_;
   int rank_;
   pid_t pid_ = -1;
+  Fd death_;  // a pidfd
   bool over_ = false;
   std::vector<LineOutput> outputs_;
 };

@@ -20,7 +20,8 @@ bool is_ignored(int signal) {
 
 LaunchSignals::LaunchSignals() {
   pipe_before_ = signal(SIGPIPE, SIG_IGN);
-  child_before_ = signal(SIGCHLD, SIG_DFL);  // where it is ignored no child can be waited for
+  file_size_before_ = signal(SIGXFSZ, SIG_IGN);  // a log file at its limit is reported
+  child_before_ = signal(SIGCHLD, SIG_DFL);      // where it is ignored no child can be waited for
   sigset_t caught;
   sigemptyset(&caught);
   // A blocked signal reaches the descriptor even where it is ignored.
@@ -40,6 +41,7 @@ std::optional<int> LaunchSignals::next() const {
 void LaunchSignals::restore() const {
   sigprocmask(SIG_SETMASK, &before_, nullptr);
   signal(SIGPIPE, pipe_before_);
+  signal(SIGXFSZ, file_size_before_);
   signal(SIGCHLD, child_before_);
 }
 

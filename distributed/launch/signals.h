@@ -12,8 +12,9 @@ namespace lockstep::dist {
 
 class LaunchSignals {
  public:
-  /// Blocks them in this process from here on, and ignores SIGPIPE. A signal that we were started
-  /// with ignored stays so, as nohup and a shell's background jobs want it. Throws DistError.
+  /// Blocks them in this process from here on, and ignores SIGPIPE and SIGXFSZ. A signal that we
+  /// were started with ignored stays so, as nohup and a shell's background jobs want it. Throws
+  /// DistError.
   LaunchSignals();
 
   int fd() const { return fd_.get(); }
@@ -28,7 +29,7 @@ class LaunchSignals {
  private:
   Fd fd_;
   sigset_t before_;
-  sighandler_t pipe_before_, child_before_;
+  sighandler_t pipe_before_, file_size_before_, child_before_;
 };
 
 }  // namespace lockstep::dist

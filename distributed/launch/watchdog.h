@@ -1,6 +1,9 @@
-// Watchdog: a process that outlives the launcher by a moment. It reads from a pipe which process
-// groups are alive, and when the pipe ends, because the launcher is done or was killed, it kills
+// Watchdog: a process that outlives the launcher by a moment. It learns over a socket which process
+// groups are alive, and when the socket closes, because the launcher is done or was killed, it kills
 // those that are left.
+//
+// The kernel vouches for the senders: a group is known by the process that announced itself as its
+// leader, and by a descriptor of that process, so nothing that a message contains can name a victim.
 #pragma once
 
 #include <sys/types.h>
@@ -15,15 +18,15 @@ class Watchdog {
   Watchdog();
   /// Ends the watchdog and waits for it.
   ~Watchdog();
-  /// In a child, before it starts anything: "the group that I lead is alive".
-  void announce(pid_t group) const { tell(group); }
+  /// In a child that leads a group, before it starts anything: the group is alive.
+  void announce() const { send(0); }
   /// In the launcher, before it reaps the leader: the group is gone.
-  void forget(pid_t group) const { tell(-group); }
+  void forget(pid_t group) const { send(group); }
 
  private:
-  void tell(pid_t word) const;
+  void send(pid_t gone) const;
 
-  Fd pipe_;
+  Fd socket_;
   pid_t pid_ = -1;
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include <lockstep/distributed/failure_note.h>
 #include <lockstep/distributed/shm/exchange.h>
 
 namespace lockstep::dist {
@@ -32,6 +33,7 @@ Communicator::~Communicator() {
 
 void Communicator::refuse(std::string_view what) const {
   LOCKSTEP_CHECK(!destroyed_, DistError, what, ": the group was destroyed on this rank");
+  note_failed_peer();
   lockstep::fail<DistError>(what, ": ", area_.poison_text(),
                             "; last completed: ", last_completed_.text());
 }

@@ -1,6 +1,7 @@
 // Operation's waiting and its ends.
 #include <lockstep/distributed/shm/operation.h>
 
+#include <lockstep/distributed/failure_note.h>
 #include <lockstep/distributed/shm/communicator.h>
 
 namespace lockstep::dist {
@@ -27,7 +28,10 @@ void Operation::wait(Milliseconds timeout) {
     }
   }
   communicator_->engine().wait([this] { return over(); });
-  if (failed()) std::rethrow_exception(error_);
+  if (failed()) {
+    note_failed_peer();
+    std::rethrow_exception(error_);
+  }
   run_then();
 }
 

@@ -5,9 +5,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include <oneapi/dnnl/dnnl.hpp>
-
+#include <lockstep/tensor/cpu/block_sums.h>
 #include <lockstep/tensor/cpu/conv.h>
+#include <lockstep/tensor/cpu/onednn.h>
 #include <lockstep/tensor/parallel.h>
 
 namespace lockstep::cpu {
@@ -15,15 +15,6 @@ namespace {
 
 using dnnl::memory;
 using Tag = memory::format_tag;
-
-dnnl::engine& engine() {
-  static dnnl::engine e(dnnl::engine::kind::cpu, 0);
-  return e;
-}
-dnnl::stream& stream() {
-  thread_local dnnl::stream s(engine());
-  return s;
-}
 
 enum class Product { forward, data, weights };
 
@@ -36,46 +27,32 @@ struct Compiled {
 memory::desc desc(memory::dims dims, Tag tag) {
   return {std::move(dims), memory::data_type::f32, tag};
 }
-memory::desc plain_weights(const ConvShape& s) {
-  return s.groups == 1 ? desc({s.o, s.c, s.kh, s.kw}, Tag::oihw)
-                       : desc({s.groups, s.o / s.groups, s.c / s.groups, s.kh, s.kw}, Tag::goihw);
+memory::desc weights(const ConvShape& s, Tag ungrouped, Tag grouped) {
+  return s.groups == 1 ? desc({s.o, s.c, s.kh, s.kw}, ungrouped)
+                       : desc({s.groups, s.o / s.groups, s.c / s.groups, s.kh, s.kw}, grouped);
 }
+memory::desc plain_weights(const ConvShape& s) { return weights(s, Tag::oihw, Tag::goihw); }
 
 Compiled compile(Product product, const ConvShape& s, bool with_bias) {
+  using Forward = dnnl::convolution_forward;
+  using Data = dnnl::convolution_backward_data;
+  using Weights = dnnl::convolution_backward_weights;
   const memory::dims strides{s.stride_h, s.stride_w}, dilates{s.dilation_h - 1, s.dilation_w - 1},
       pad{s.pad_h, s.pad_w};
   const auto x = desc({s.n, s.c, s.h, s.w}, Tag::nhwc), y = desc({s.n, s.o, s.oh, s.ow}, Tag::nhwc);
-  const auto w = desc(plain_weights(s).dims(), Tag::any);
-  const auto bias = with_bias ? desc({s.o}, Tag::x) : memory::desc();
+  const auto w = weights(s, Tag::any, Tag::any);
+  const auto bias = with_bias ? desc({s.o}, Tag::x) : memory::desc();  // an empty one: no bias
   const auto direct = dnnl::algorithm::convolution_direct;
-  const auto training = dnnl::prop_kind::forward_training;
-  const dnnl::convolution_forward::primitive_desc forward(
-      with_bias
-          ? dnnl::convolution_forward::desc(training, direct, x, w, bias, y, strides, dilates, pad,
-                                            pad)
-          : dnnl::convolution_forward::desc(training, direct, x, w, y, strides, dilates, pad, pad),
-      engine());
+  const auto forward = forward_desc<Forward>(dnnl::prop_kind::forward_training, direct, x, w, bias,
+                                             y, strides, dilates, pad, pad);
   if (product == Product::forward)
-    return {dnnl::convolution_forward(forward), forward.src_desc(), forward.weights_desc(), bias,
-            forward.dst_desc()};
+    return {Forward(forward), forward.src_desc(), forward.weights_desc(), bias, forward.dst_desc()};
   if (product == Product::data) {
-    const dnnl::convolution_backward_data::primitive_desc p(
-        dnnl::convolution_backward_data::desc(direct, x, w, y, strides, dilates, pad, pad),
-        engine(), forward);
-    return {dnnl::convolution_backward_data(p),
-            p.diff_src_desc(),
-            p.weights_desc(),
-            {},
-            p.diff_dst_desc()};
+    const auto p = backward_desc<Data>(forward, direct, x, w, y, strides, dilates, pad, pad);
+    return {Data(p), p.diff_src_desc(), p.weights_desc(), {}, p.diff_dst_desc()};
   }
-  const dnnl::convolution_backward_weights::primitive_desc p(
-      with_bias
-          ? dnnl::convolution_backward_weights::desc(direct, x, w, bias, y, strides, dilates, pad,
-                                                     pad)
-          : dnnl::convolution_backward_weights::desc(direct, x, w, y, strides, dilates, pad, pad),
-      engine(), forward);
-  return {dnnl::convolution_backward_weights(p), p.src_desc(), p.diff_weights_desc(), bias,
-          p.diff_dst_desc()};
+  const auto p = backward_desc<Weights>(forward, direct, x, w, bias, y, strides, dilates, pad, pad);
+  return {Weights(p), p.src_desc(), p.diff_weights_desc(), bias, p.diff_dst_desc()};
 }
 
 struct Key {
@@ -115,11 +92,13 @@ void reorder(memory from, memory to) {
 
 /// The weights of a call in the order that blocks of this many images read.
 Tensor prepared_weights(Product product, const ConvShape& s, bool with_bias, const Tensor& w) {
-  const Compiled& p = compiled(product, s, with_bias);
-  if (p.w == plain_weights(s)) return w;
-  Tensor out = empty({static_cast<int64_t>(p.w.get_size() / sizeof(float))});
-  reorder(wrap(plain_weights(s), w.data_ptr()), wrap(p.w, out.data_ptr()));
-  return out;
+  return call_onednn("conv2d", [&] {
+    const Compiled& p = compiled(product, s, with_bias);
+    if (p.w == plain_weights(s)) return w;
+    Tensor out = empty({static_cast<int64_t>(p.w.get_size() / sizeof(float))});
+    reorder(wrap(plain_weights(s), w.data_ptr()), wrap(p.w, out.data_ptr()));
+    return out;
+  });
 }
 
 /// Runs f(shape of the block, weights for it, first image) over blocks of images; the last may be
@@ -127,22 +106,25 @@ Tensor prepared_weights(Product product, const ConvShape& s, bool with_bias, con
 template <class F>
 void for_each_block(Product product, const ConvShape& s, bool with_bias, const Tensor& w, F f) {
   const int64_t block = std::min(s.n, s.images_per_block()), rest = s.n % block;
-  const Tensor whole =
-      w.defined() ? prepared_weights(product, s.with_images(block), with_bias, w) : w;
+  const Tensor whole = prepared_weights(product, s.with_images(block), with_bias, w);
   const Tensor last =
-      w.defined() && rest ? prepared_weights(product, s.with_images(rest), with_bias, w) : whole;
+      rest ? prepared_weights(product, s.with_images(rest), with_bias, w) : whole;
   parallel_for(s.n, block, [&](int64_t begin, int64_t end) {
     f(s.with_images(end - begin), end - begin == block ? whole : last, begin);
   });
 }
 
-bool served(const Tensor& t) { return t.dtype() == DType::f32; }
+/// Whether oneDNN serves this convolution. Patches too long to be summed in f32 go to gemm.
+bool served(const ConvShape& s, const Tensor& t) {
+  const int64_t longest = std::max(s.c, s.o) / s.groups * s.kh * s.kw;
+  return t.dtype() == DType::f32 && longest <= 1 << 16;
+}
 
 }  // namespace
 
 void conv_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor& bias,
                   const Tensor& y) {
-  if (!served(x)) return im2col_forward(s, x, w, bias, y);
+  if (!served(s, x)) return im2col_forward(s, x, w, bias, y);
   const bool with_bias = bias.defined();
   for_each_block(
       Product::forward, s, with_bias, w, [&](const ConvShape& b, const Tensor& weights, int64_t n) {
@@ -157,7 +139,7 @@ void conv_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Te
 }
 
 void conv_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, const Tensor& dx) {
-  if (!served(dy)) return im2col_backward_data(s, dy, w, dx);
+  if (!served(s, dy)) return im2col_backward_data(s, dy, w, dx);
   for_each_block(
       Product::data, s, false, w, [&](const ConvShape& b, const Tensor& weights, int64_t n) {
         const Compiled& p = compiled(Product::data, b, false);
@@ -169,37 +151,24 @@ void conv_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, c
       });
 }
 
-void conv_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy, const Tensor& dw,
-                           const Tensor& db) {
-  if (!served(x)) return im2col_backward_weights(s, x, dy, dw, db);
-  const bool with_bias = db.defined();
-  const int64_t block = std::min(s.n, s.images_per_block()), blocks = (s.n + block - 1) / block;
-  // Each block of images writes weights of its own, in plain order; these are then added in order.
-  const Tensor partial = empty({blocks, s.weights()}), partial_bias = empty({blocks, s.o});
-  for_each_block(
-      Product::weights, s, with_bias, Tensor(), [&](const ConvShape& b, const Tensor&, int64_t n) {
-        const Compiled& p = compiled(Product::weights, b, with_bias);
-        float* out = partial.data<float>() + n / block * s.weights();
-        const bool plain = p.w == plain_weights(s);
-        const Tensor own =
-            plain ? Tensor() : empty({static_cast<int64_t>(p.w.get_size() / sizeof(float))});
-        p.primitive.execute(
-            stream(),
-            {{DNNL_ARG_SRC, wrap(p.x, x.data<float>() + n * s.x_image())},
-             {DNNL_ARG_DIFF_DST, wrap(p.y, dy.data<float>() + n * s.y_image())},
-             {DNNL_ARG_DIFF_WEIGHTS, wrap(p.w, plain ? out : own.data_ptr())},
-             {DNNL_ARG_DIFF_BIAS,
-              with_bias ? wrap(p.bias, partial_bias.data<float>() + n / block * s.o) : memory()}});
-        stream().wait();
-        if (!plain) reorder(wrap(p.w, own.data_ptr()), wrap(plain_weights(s), out));
-      });
-  auto add_in_order = [blocks](const Tensor& parts, float* out, int64_t count) {
-    std::copy_n(parts.data<float>(), count, out);
-    for (int64_t b = 1; b < blocks; ++b)
-      for (int64_t i = 0; i < count; ++i) out[i] += parts.data<float>()[b * count + i];
-  };
-  add_in_order(partial, dw.data<float>(), s.weights());
-  if (with_bias) add_in_order(partial_bias, db.data<float>(), s.o);
+void conv_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy,
+                           const Tensor& dw) {
+  if (!served(s, x)) return im2col_backward_weights(s, x, dy, dw);
+  const int64_t block = s.images_per_sum(), blocks = (s.n + block - 1) / block;
+  sum_blocks(blocks, s.weights(), dw.data<float>(), [&](int64_t b, float* out) {
+    const int64_t n = b * block;
+    const Compiled& p =
+        compiled(Product::weights, s.with_images(std::min(block, s.n - n)), false);
+    const bool plain = p.w == plain_weights(s);
+    const Tensor own =
+        plain ? Tensor() : empty({static_cast<int64_t>(p.w.get_size() / sizeof(float))});
+    p.primitive.execute(stream(),
+                        {{DNNL_ARG_SRC, wrap(p.x, x.data<float>() + n * s.x_image())},
+                         {DNNL_ARG_DIFF_DST, wrap(p.y, dy.data<float>() + n * s.y_image())},
+                         {DNNL_ARG_DIFF_WEIGHTS, wrap(p.w, plain ? out : own.data_ptr())}});
+    stream().wait();
+    if (!plain) reorder(wrap(p.w, own.data_ptr()), wrap(plain_weights(s), out));
+  });
 }
 
 }  // namespace lockstep::cpu

@@ -86,10 +86,10 @@ struct BatchNorm {
   std::shared_ptr<BatchNormReduction> shared;
   double count =
       std::numeric_limits<double>::infinity();  // values per channel behind the statistics
-  Tensor statistics = {};                       // [2, C] f64
 
-  Tensor forward(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-    statistics = empty({2, x.size(1)}, {.dtype = DType::f64, .device = x.device()});
+  Tensor forward(Saver& saved, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+    const Tensor statistics =  // [2, C]: means, variances
+        empty({2, x.size(1)}, {.dtype = DType::f64, .device = x.device()});
     if (by_batch) {
       kernels::batch_norm_statistics.on(x.device())(statistics, x);
       count = static_cast<double>(values_per_channel(x));
@@ -112,15 +112,16 @@ struct BatchNorm {
       statistics.select(0, 1).copy_(sqrt(running_var.to(DType::f64)));
     }
     running_mean = running_var = Tensor();
+    saved.keep(0, statistics);
     Tensor y = empty_like(x);
     kernels::batch_norm.on(x.device())(y, x, statistics, weight, bias, eps);
     return y;
   }
 
   void backward(const Saved& saved, const Tensor& dy_any, InputGradients& dx) const {
-    const Tensor& x = saved.input(0);
+    const Tensor x = saved.input(0), statistics = saved.kept(0);
     const Tensor weight = has_weight ? saved.input(1) : Tensor();
-    if (is_grad_enabled()) return backward_by_ops(x, weight, dy_any, dx);
+    if (is_grad_enabled()) return backward_by_ops(x, weight, statistics, dy_any, dx);
     const Tensor dy = in_order_of(x, dy_any);
     const Tensor sums = empty(statistics.shape(), {.dtype = DType::f64, .device = x.device()});
     kernels::batch_norm_sums.on(x.device())(sums, dy, x, statistics, eps);
@@ -139,8 +140,8 @@ struct BatchNorm {
     if (dx.needed(2)) dx.set(2, sums[0].to(x.dtype()));
   }
 
-  void backward_by_ops(const Tensor& x, const Tensor& weight, const Tensor& dy,
-                       InputGradients& dx) const {
+  void backward_by_ops(const Tensor& x, const Tensor& weight, const Tensor& statistics,
+                       const Tensor& dy, InputGradients& dx) const {
     Shape others, per_channel = Shape::filled(
                       x.dim(), 1);  // all dimensions but the channels'; [1, C, 1, ...]
     for (int d = 0; d < x.dim(); ++d)

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include <lockstep/tensor/cpu/convert_rows.h>
 #include <lockstep/tensor/loops.h>
@@ -194,10 +195,25 @@ void copy_kernel(const Tensor& dst, const Tensor& src) {
   }
 }
 
-void fill_kernel(const Tensor& t, double value) {
+bool overlaps(const Tensor& a, const Tensor& b) {
+  if (a.numel() == 0 || b.numel() == 0) return false;
+  const auto end = [](const Tensor& t) {
+    int64_t last = 0;
+    for (int d = 0; d < t.dim(); ++d) last += (t.shape()[d] - 1) * t.strides()[d];
+    return static_cast<const char*>(t.data_ptr()) +
+           (last + 1) * static_cast<int64_t>(size_of(t.dtype()));
+  };
+  if (std::less_equal<const char*>()(end(a), static_cast<const char*>(b.data_ptr())) ||
+      std::less_equal<const char*>()(end(b), static_cast<const char*>(a.data_ptr())))
+    return false;
+  return a.data_ptr() != b.data_ptr() || a.dtype() != b.dtype() || a.shape() != b.shape() ||
+         a.strides() != b.strides();
+}
+
+void fill_kernel(const Tensor& t, Number value) {
   if (t.numel() == 0) return;
   dispatch_any(t.dtype(), [&]<class T>(TypeTag<T>) {
-    T v = convert<T>(value);
+    T v = value.is_whole ? convert<T>(value.whole) : convert<T>(value.value);
     if (t.is_contiguous() && t.numel() <= kPiece) {
       std::fill_n(t.data<T>(), t.numel(), v);
       return;

@@ -1,5 +1,5 @@
-// The kernels behind copy_, clone, contiguous, to and fill_: raw, without graph or version
-// counting.
+// The kernels behind copy_, clone, contiguous, to and fill_, without graph or version counting, and
+// the test for overlapping memory that in-place ops need.
 #pragma once
 
 #include <lockstep/tensor/tensor.h>
@@ -11,6 +11,9 @@ namespace lockstep::detail {
 /// from any dtype). Any strides; the two must not overlap.
 LOCKSTEP_API void copy_kernel(const Tensor& dst, const Tensor& src);
 /// Every element of t = value, converted to t's dtype.
-LOCKSTEP_API void fill_kernel(const Tensor& t, double value);
+LOCKSTEP_API void fill_kernel(const Tensor& t, Number value);
+/// Whether a and b lie over common memory in different ways, so that writing to one changes elements
+/// of the other that are yet to be read.
+LOCKSTEP_API bool overlaps(const Tensor& a, const Tensor& b);
 
 }  // namespace lockstep::detail

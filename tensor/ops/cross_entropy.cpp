@@ -18,13 +18,13 @@ struct CrossEntropy {
   static constexpr unsigned saves = kInput(0) | kInput(1);
   Reduction reduction;
   kernels::CrossEntropyTask task;
-  Tensor statistics = {};  // [N, 2]
   double scale = 1;
 
-  Tensor forward(const Tensor& logits, const Tensor& target) {  // [N, C], [N]
+  Tensor forward(Saver& saved, const Tensor& logits, const Tensor& target) {  // [N, C], [N]
     const TensorOptions options{.dtype = logits.dtype(), .device = logits.device()};
     const Tensor losses = empty(target.shape(), options);
-    statistics = empty({target.size(0), 2}, options);
+    const Tensor statistics = empty({target.size(0), 2}, options);  // maximum, log of the sum
+    saved.keep(0, statistics);
     const int64_t counted =
         kernels::cross_entropy.on(logits.device())(losses, statistics, logits, target, task);
     if (reduction == Reduction::none) return losses;
@@ -35,13 +35,13 @@ struct CrossEntropy {
   }
 
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
-    const Tensor &logits = saved.input(0), &target = saved.input(1);
+    const Tensor logits = saved.input(0), target = saved.input(1);
     if (is_grad_enabled()) {
       const Tensor weight = (counts(target, logits.dtype()) * dy * scale).unsqueeze(1);  // [N, 1]
       return dx.set(0, (softmax(logits, 1) - distribution(target, logits)) * weight);
     }
     Tensor g = empty(logits.shape(), {.dtype = logits.dtype(), .device = logits.device()});
-    kernels::cross_entropy_backward.on(logits.device())(g, statistics, logits, target,
+    kernels::cross_entropy_backward.on(logits.device())(g, saved.kept(0), logits, target,
                                                         dy.expand(target.shape()), scale, task);
     dx.set(0, std::move(g));
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include <lockstep/tensor/ops/copy.h>
 #include <lockstep/tensor/ops/elementwise_op.h>
 
 namespace lockstep {
@@ -81,24 +82,7 @@ Tensor binary(Op op, const Tensor& a, const Tensor& b) {
 
 // ---- in place ----
 
-void check_in_place(const char* op, const Tensor& x, bool records) {
-  for (int d = 0; d < x.dim(); ++d)
-    LOCKSTEP_CHECK(x.strides()[d] != 0 || x.shape()[d] <= 1, ShapeError, op,
-                   "_: the tensor repeats its elements along dimension ", d, " of ", x.shape(),
-                   "; clone() it first");
-  if (!records) return;
-  LOCKSTEP_CHECK(
-      !x.leaf(), AutogradError, op,
-      "_: in-place change of a leaf that requires grad; use the out-of-place form, or NoGradGuard");
-  // Other tensors over the same bytes would not learn of the new gradient.
-  LOCKSTEP_CHECK(x.storage().views() == 0 && (x.node() || x.storage().use_count() == 1),
-                 AutogradError, op,
-                 "_: the tensor shares its bytes with views that gradients flow through; use the "
-                 "out-of-place form, "
-                 "or clone() it first");
-}
-
-/// What a recorded in-place op keeps as its input: the old bytes and the old place in the graph.
+/// A copy of x before an in-place op, with the node that x has then.
 Tensor before(const Tensor& x) {
   Tensor old = x.detach().clone();
   old.body().node = x.node();
@@ -112,10 +96,8 @@ Tensor& unary_(Op op, Tensor& x, Number n = 0) {
                  "_: the result is f32, which ", x.dtype(),
                  " cannot hold; use the out-of-place form");
   const bool records = is_grad_enabled() && x.node();
-  check_in_place(Op::name, x, records);
   const Tensor input = records && (Node::saves & kInput(0)) ? before(x) : x;
-  x.storage().bump_version();
-  apply(Node{op, nullptr, &x}, input);
+  apply_in_place(Node{op, nullptr, &x}, x, input);
   return x;
 }
 template <class Op>
@@ -123,13 +105,6 @@ Tensor& number_(Op op, Tensor& x) {
   LOCKSTEP_CHECK(x.dtype() != DType::boolean, DTypeError, Op::name,
                  "_: the result is i64, which bool cannot hold");
   return unary_(op, x, op.number);
-}
-
-/// Whether the two lie over the same bytes in different ways.
-bool overlaps(const Tensor& x, const Tensor& other) {
-  return x.storage().data() == other.storage().data() &&
-         (x.data_ptr() != other.data_ptr() || x.shape() != other.shape() ||
-          x.strides() != other.strides());
 }
 
 template <class Op>
@@ -145,15 +120,17 @@ Tensor& binary_(Op op, Tensor& x, Tensor other) {
                  ShapeError, Op::name, "_: the result of ", x.shape(), " and ", other.shape(),
                  " does not fit in place; use the out-of-place form");
   const bool records = is_grad_enabled() && (x.node() || other.node());
-  check_in_place(Op::name, x, records);
   other = other.to(x.dtype());
-  if (overlaps(x, other)) other = other.clone();
-  // What backward reads must be the bytes from before, of `other` too where it is x itself.
-  constexpr bool keeps = (Node::saves & (kInput(0) | kInput(1))) != 0;
-  const Tensor input = records && keeps ? before(x) : x;
-  if (records && keeps && other.storage().data() == x.storage().data()) other = input;
-  x.storage().bump_version();
-  apply(Node{op, &x}, input, other);
+  if (detail::overlaps(x, other)) other = other.clone();
+  // What backward reads must be the values from before, of `other` too where it is x itself.
+  constexpr bool saves = (Node::saves & (kInput(0) | kInput(1))) != 0;
+  const Tensor input = records && saves ? before(x) : x;
+  if (records && saves && other.data_ptr() == x.data_ptr()) {
+    const Ref<lockstep::Node> node = other.node();
+    other = input.detach();
+    other.body().node = node;
+  }
+  apply_in_place(Node{op, &x}, x, input, other);
   return x;
 }
 
@@ -203,8 +180,10 @@ struct DropoutOp {
   }
 };
 
-/// The methods take doubles: a whole one is an integer to an integer tensor.
-Number number_of(double v) {
+/// A fraction without a fractional part is an integer to an integer tensor.
+Number number_of(Number n) {
+  if (n.is_whole) return n;
+  const double v = n.value;
   const bool whole =
       v >= -0x1p53 && v <= 0x1p53 && v == static_cast<double>(static_cast<int64_t>(v));
   return whole ? Number(static_cast<int64_t>(v)) : Number(v);
@@ -315,16 +294,16 @@ Tensor& clamp_(Tensor& x, Number low, Number high) {
 Tensor& div_(Tensor& x, const Tensor& other) { return binary_(Div{}, x, other); }
 Tensor& div_(Tensor& x, Number number) { return number_(WithRight<Div>{{}, number}, x); }
 
-Tensor& Tensor::add_(const Tensor& other, double alpha) {
-  if (alpha == 1) return binary_(Add{}, *this, other);
+Tensor& Tensor::add_(const Tensor& other, Number alpha) {
+  if (alpha.value == 1) return binary_(Add{}, *this, other);
   const Number scale = number_of(alpha);
-  LOCKSTEP_CHECK(scale.is_whole || is_floating_point(), DTypeError, "add_: alpha ", alpha,
+  LOCKSTEP_CHECK(scale.is_whole || is_floating_point(), DTypeError, "add_: alpha ", alpha.value,
                  " is fractional, the tensor ", dtype(), "; use the out-of-place form");
   return binary_(AddScaled{{}, scale}, *this, other);
 }
-Tensor& Tensor::add_(double value) { return number_(WithRight<Add>{{}, number_of(value)}, *this); }
+Tensor& Tensor::add_(Number value) { return number_(WithRight<Add>{{}, number_of(value)}, *this); }
 Tensor& Tensor::mul_(const Tensor& other) { return binary_(Mul{}, *this, other); }
-Tensor& Tensor::mul_(double factor) {
+Tensor& Tensor::mul_(Number factor) {
   return number_(WithRight<Mul>{{}, number_of(factor)}, *this);
 }
 Tensor Tensor::square() const { return lockstep::square(*this); }

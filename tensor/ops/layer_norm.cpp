@@ -15,24 +15,26 @@
 namespace lockstep {
 namespace {
 
-/// Over rows: x [M, n], weight and bias [n] or undefined.
+/// Over rows: x [M, n], weight and bias [n] or undefined; the result has `shape`.
 struct LayerNorm {
   static constexpr const char* name = "layer_norm";
   static constexpr unsigned saves = kInput(0) | kInput(1);
   double eps;
   bool has_weight;
-  Tensor statistics = {};  // [M, 3]
+  Shape shape;
 
-  Tensor forward(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  Tensor forward(Saver& saved, const Tensor& x, const Tensor& weight, const Tensor& bias) {
     const TensorOptions options{.dtype = x.dtype(), .device = x.device()};
-    Tensor y = empty(x.shape(), options);
-    statistics = empty({x.size(0), 3}, options);
-    kernels::layer_norm.on(x.device())(y, statistics, x, weight, bias, eps);
+    Tensor y = empty(shape, options);
+    const Tensor statistics = empty({x.size(0), 3}, options);
+    kernels::layer_norm.on(x.device())(y.view(x.shape()), statistics, x, weight, bias, eps);
+    saved.keep(0, statistics);
     return y;
   }
 
-  void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
-    const Tensor& x = saved.input(0);
+  void backward(const Saved& saved, const Tensor& dy_shaped, InputGradients& dx) const {
+    const Tensor x = saved.input(0);
+    const Tensor dy = dy_shaped.reshape(x.shape());  // [M, n]
     const Tensor weight = has_weight ? saved.input(1) : Tensor();
     if (is_grad_enabled()) return backward_by_ops(x, weight, dy, dx);
     const TensorOptions options{.dtype = x.dtype(), .device = x.device()};
@@ -44,7 +46,7 @@ struct LayerNorm {
     const Tensor g = dx.needed(0) ? empty(x.shape(), options) : Tensor();
     const Tensor dweight = place(1, {x.size(1)}), dbias = place(2, {x.size(1)});
     kernels::layer_norm_backward.on(x.device())(g, dweight, dbias, dy.contiguous(), x, weight,
-                                                statistics);
+                                                saved.kept(0));
     if (g.defined()) dx.set(0, g);
     if (dweight.defined()) dx.set(1, dweight);
     if (dbias.defined()) dx.set(2, dbias);
@@ -157,7 +159,7 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
   const int64_t n = normalized_shape.numel();
   const Tensor rows = x.reshape({n ? x.numel() / n : 0, n}).contiguous();
   auto flat = [n](const Tensor& t) { return t.defined() ? t.reshape({n}).contiguous() : t; };
-  return apply(LayerNorm{eps, weight.defined()}, rows, flat(weight), flat(bias)).view(x.shape());
+  return apply(LayerNorm{eps, weight.defined(), x.shape()}, rows, flat(weight), flat(bias));
 }
 
 namespace kernels {

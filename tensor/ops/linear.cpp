@@ -1,11 +1,11 @@
 #include <lockstep/tensor/ops/linear.h>
 
+#include <lockstep/tensor/cpu/block_sums.h>
 #include <lockstep/tensor/cpu/gemm.h>
 #include <lockstep/tensor/op.h>
 #include <lockstep/tensor/ops/elementwise.h>
 #include <lockstep/tensor/ops/matmul.h>
 #include <lockstep/tensor/ops/reduce.h>
-#include <lockstep/tensor/parallel.h>
 
 namespace lockstep {
 namespace {
@@ -21,48 +21,34 @@ void linear_cpu(const Tensor& x, const Tensor& w, const Tensor& bias, bool relu,
   });
 }
 
-/// dz = 0 where y <= 0, else dy (all of dy without relu); db = the sum of dz over rows, in blocks
-/// added in order.
+/// dz = 0 where y <= 0, else dy (all of dy without relu); db = the sum of dz over rows.
 void linear_epilogue_backward_cpu(const Tensor& dy, const Tensor& y, const Tensor& dz,
                                   const Tensor& db) {
+  if (!y.defined()) return kernels::sum.on(dy.device())(db.view({1, db.size(0)}), dy, 1);
   const int64_t rows = dy.size(0), n = dy.size(1), block = 64, blocks = (rows + block - 1) / block;
   dispatch_floating("linear", dy.dtype(), [&]<class T>(TypeTag<T>) {
-    const Tensor partial =
-        empty({std::max<int64_t>(blocks, 1), n}, {.dtype = dy.dtype()});  // [blocks, n]
-    const T* g = dy.data<T>();
-    const T* mask = y.defined() ? y.data<T>() : nullptr;
-    T* z = dz.defined() ? dz.data<T>() : nullptr;
-    parallel_for(rows, block, [&](int64_t begin, int64_t end) {
-      T* sum = partial.data<T>() + begin / block * n;
-      std::fill_n(sum, n, T(0));
-      for (int64_t i = begin; i < end; ++i) {
-        const T* __restrict gi = g + i * n;
-        T* __restrict total = sum;
-        if (mask) {
-          const T* __restrict mi = mask + i * n;
-          T* __restrict zi = z + i * n;
-          for (int64_t j = 0; j < n; ++j) {
-            const T gij =
-                gi[j];  // read in any case: a conditional load would keep this from vector code
-            const T kept = mi[j] <= 0 ? T(0) : gij;  // as relu: NaN lets dy pass
-            zi[j] = kept;
-            total[j] += kept;
-          }
-        } else {
-          for (int64_t j = 0; j < n; ++j) total[j] += gi[j];
+    auto run = [&](int64_t b, T* sums) {
+      std::fill_n(sums, n, T(0));
+      for (int64_t i = b * block; i < std::min(rows, (b + 1) * block); ++i) {
+        const T* __restrict g = dy.data<T>() + i * n;
+        const T* __restrict mask = y.data<T>() + i * n;
+        T* __restrict z = dz.data<T>() + i * n;
+        T* __restrict total = sums;
+        for (int64_t j = 0; j < n; ++j) {
+          const T gradient = g[j];  // read in any case: a conditional load would prevent vector code
+          const T passed = mask[j] <= 0 ? T(0) : gradient;  // as relu: NaN lets dy pass
+          z[j] = passed;
+          total[j] += passed;
         }
       }
-    });
-    if (!db.defined()) return;
-    T* out = db.data<T>();
-    std::fill_n(out, n, T(0));
-    for (int64_t b = 0; b < blocks; ++b)
-      for (int64_t j = 0; j < n; ++j) out[j] += partial.data<T>()[b * n + j];
+    };
+    const Tensor sums = db.defined() ? db : empty({n}, {.dtype = dy.dtype()});
+    cpu::sum_blocks(blocks, n, sums.data<T>(), run);
   });
 }
 
-/// On rows: x [R, in], W [out, in], b [out].  dz = dy where not y <= 0,  dx = dz W,  dW = dz^T x,
-/// db = sum_rows dz.
+/// On rows: x [R, in], W [out, in], b [out]; the result has `shape`, whose rows are those.
+/// dz = dy where not y <= 0,  dx = dz W,  dW = dz^T x,  db = sum_rows dz.
 struct Linear {
   static constexpr const char* name = "linear";
   static inline Kernel<void(const Tensor&, const Tensor&, const Tensor&, bool, const Tensor&)>
@@ -70,33 +56,35 @@ struct Linear {
   static inline Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&)>
       epilogue_backward{"linear", linear_epilogue_backward_cpu};
   bool relu;
+  Shape shape;
   // Without relu the output is not kept: the next op may then work on it in place.
   unsigned saves = kInput(0) | kInput(1) | (relu ? kOutput : 0);
 
   Tensor forward(const Tensor& x, const Tensor& w, const Tensor& b) const {
-    Tensor y = empty({x.size(0), w.size(0)}, {.dtype = x.dtype(), .device = x.device()});
+    Tensor y = empty(shape, {.dtype = x.dtype(), .device = x.device()});
     kernel.on(x.device())(x, w, b, relu, y);
     return y;
   }
 
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
-    const Tensor &x = saved.input(0), &w = saved.input(1);
+    const Tensor x = saved.input(0), w = saved.input(1);
+    const Shape rows{x.size(0), w.size(0)};
     if (is_grad_enabled()) {
-      const Tensor dz = relu ? where(le(saved.output(), 0), 0, dy) : dy;
+      const Tensor dz = (relu ? where(le(saved.output(), 0), 0, dy) : dy).reshape(rows);
       if (dx.needed(0)) dx.set(0, lockstep::matmul(dz, w));
       if (dx.needed(1)) dx.set(1, lockstep::matmul(dz.t(), x));
       if (dx.needed(2)) dx.set(2, dz.sum({0}));
       return;
     }
     const TensorOptions like{.dtype = dy.dtype(), .device = dy.device()};
-    const Tensor g = dy.contiguous();
+    const Tensor g = dy.contiguous().view(rows);
     const Tensor dz = relu ? empty(g.shape(), like) : g;
     if (relu || dx.needed(2)) {
       Tensor db;
       if (dx.needed(2))
         db = dx.destination(2).defined() ? dx.destination(2) : empty({g.size(1)}, like);
-      epilogue_backward.on(g.device())(g, relu ? saved.output() : Tensor(), relu ? dz : Tensor(),
-                                       db);
+      epilogue_backward.on(g.device())(g, relu ? saved.output().view(rows) : Tensor(),
+                                       relu ? dz : Tensor(), db);
       if (dx.needed(2)) dx.set(2, db);
     }
     if (dx.needed(1)) {
@@ -133,11 +121,9 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Activat
   for (int i = 0; i + 1 < x.dim(); ++i) count *= x.shape()[i];
   const Tensor rows =
       x.dim() == 2 && cpu::is_matrix(x) ? x : x.contiguous().reshape({count, x.size(-1)});
-  const Tensor y = apply(Linear{activation == Activation::relu}, rows, weight, bias);
-  if (x.dim() == 2) return y;
   Shape shape = x.shape();
   shape[x.dim() - 1] = weight.size(0);
-  return y.reshape(shape);
+  return apply(Linear{activation == Activation::relu, shape}, rows, weight, bias);
 }
 
 }  // namespace lockstep

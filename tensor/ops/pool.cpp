@@ -147,39 +147,37 @@ Tensor empty_in_order(const Shape& s, bool channels_last, const Tensor& like) {
 using PoolKernel = Kernel<void(const PoolShape&, const Tensor&, const Tensor&, const Tensor&)>;
 
 /// The derivative of pooling picks winners; its transpose spreads to them. Each is the other's
-/// derivative.
+/// derivative. `index` has one element for each of the output, in its memory order.
 struct PoolGather {
   static constexpr const char* name = "max_pool2d_gather";
-  static constexpr unsigned saves = 0;
+  static constexpr unsigned saves = kInput(1);
   static inline PoolKernel kernel{"max_pool2d", pool_gather_cpu};
   PoolShape s;
-  Tensor index;
   bool channels_last;
-  Tensor forward(const Tensor& x) const {
+  Tensor forward(const Tensor& x, const Tensor& index) const {
     Tensor y = empty_in_order(s.y, channels_last, x);
     kernel.on(x.device())(s, in_order(x, channels_last), index, y);
     return y;
   }
-  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const;
+  void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const;
 };
 struct PoolScatter {
   static constexpr const char* name = "max_pool2d_backward";
-  static constexpr unsigned saves = 0;
+  static constexpr unsigned saves = kInput(1);
   static inline PoolKernel kernel{"max_pool2d", pool_scatter_cpu};
   PoolShape s;
-  Tensor index;
   bool channels_last;
-  Tensor forward(const Tensor& dy) const {
+  Tensor forward(const Tensor& dy, const Tensor& index) const {
     Tensor dx = empty_in_order(s.x, channels_last, dy);
     kernel.on(dy.device())(s, in_order(dy, channels_last), index, dx);
     return dx;
   }
-  void backward(const Saved&, const Tensor& ddx, InputGradients& out) const {
-    out.set(0, apply(PoolGather{s, index, channels_last}, ddx));
+  void backward(const Saved& saved, const Tensor& ddx, InputGradients& out) const {
+    out.set(0, apply(PoolGather{s, channels_last}, ddx, saved.input(1)));
   }
 };
-void PoolGather::backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
-  dx.set(0, apply(PoolScatter{s, index, channels_last}, dy));
+void PoolGather::backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
+  dx.set(0, apply(PoolScatter{s, channels_last}, dy, saved.input(1)));
 }
 
 struct MaxPool2d {
@@ -188,19 +186,20 @@ struct MaxPool2d {
   static inline Kernel<void(const PoolShape&, const Tensor&, const Tensor&, const Tensor&)> kernel{
       "max_pool2d", pool_forward_cpu};
   PoolShape s;
-  Tensor index = {};
   bool channels_last = false;
-  Tensor forward(const Tensor& x) {
+  Tensor forward(Saver& saved, const Tensor& x) {
     channels_last = x.is_channels_last();
     const Tensor dense = in_order(x, channels_last);
     Tensor y = empty_in_order(s.y, channels_last, x);
-    index = empty({y.numel()}, {.dtype = size_of(x.dtype()) == 4 ? DType::i32 : DType::i64,
-                                .device = x.device()});
+    const Tensor index =
+        empty({y.numel()},
+              {.dtype = size_of(x.dtype()) == 4 ? DType::i32 : DType::i64, .device = x.device()});
     kernel.on(x.device())(s, dense, y, index);
+    saved.keep(0, index);
     return y;
   }
-  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
-    dx.set(0, apply(PoolScatter{s, index, channels_last}, dy));
+  void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
+    dx.set(0, apply(PoolScatter{s, channels_last}, dy, saved.kept(0)));
   }
 };
 

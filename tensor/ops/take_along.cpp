@@ -7,34 +7,32 @@ namespace {
 
 struct TakeAlong {
   static constexpr const char* name = "take_along";
-  static constexpr unsigned saves = 0;
-  Tensor indices;
+  static constexpr unsigned saves = kInput(1);
   int dim;
   Shape from = {};
-  Tensor forward(const Tensor& x) {
+  Tensor forward(const Tensor& x, const Tensor& indices) {
     from = x.shape();
     Tensor y = empty(indices.shape(), {.dtype = x.dtype(), .device = x.device()});
     kernels::take_along.on(x.device())(y, x, indices, dim);
     return y;
   }
-  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
-    dx.set(0, put_along(dy, indices, dim, from));
+  void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
+    dx.set(0, put_along(dy, saved.input(1), dim, from));
   }
 };
 
 struct PutAlong {
   static constexpr const char* name = "put_along";
-  static constexpr unsigned saves = 0;
-  Tensor indices;
+  static constexpr unsigned saves = kInput(1);
   int dim;
   Shape shape;
-  Tensor forward(const Tensor& x) {
+  Tensor forward(const Tensor& x, const Tensor& indices) const {
     Tensor y = zeros(shape, {.dtype = x.dtype(), .device = x.device()});
     kernels::put_along.on(x.device())(y, x, indices, dim);
     return y;
   }
-  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
-    dx.set(0, take_along(dy, indices, dim));
+  void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
+    dx.set(0, take_along(dy, saved.input(1), dim));
   }
 };
 
@@ -77,10 +75,10 @@ void put_along_cpu(const Tensor& y, const Tensor& x, const Tensor& indices, int 
 }  // namespace
 
 Tensor take_along(const Tensor& x, const Tensor& indices, int dim) {
-  return apply(TakeAlong{indices, dim}, x);
+  return apply(TakeAlong{dim}, x, indices);
 }
 Tensor put_along(const Tensor& x, const Tensor& indices, int dim, const Shape& shape) {
-  return apply(PutAlong{indices, dim, shape}, x);
+  return apply(PutAlong{dim, shape}, x, indices);
 }
 
 namespace kernels {
