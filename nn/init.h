@@ -10,7 +10,8 @@ namespace lockstep::nn::init {
 /// The functions return their argument. Floating dtypes only, any strides.
 LOCKSTEP_API Tensor uniform_(const Tensor& t, double low = 0, double high = 1);
 LOCKSTEP_API Tensor normal_(const Tensor& t, double mean = 0, double std = 1);
-/// A normal distribution cut off at low and high (values, not multiples of std).
+/// A normal distribution cut off at low and high (values, not multiples of std), by inversion of 53
+/// random bits an element.
 LOCKSTEP_API Tensor trunc_normal_(const Tensor& t, double mean = 0, double std = 1, double low = -2,
                                   double high = 2);
 LOCKSTEP_API Tensor constant_(const Tensor& t, double value);

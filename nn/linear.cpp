@@ -8,13 +8,13 @@
 namespace lockstep::nn {
 
 Linear::Linear(int64_t in, int64_t out, LinearOptions options) {
-  LOCKSTEP_CHECK(in > 0 && out >= 0, ValueError, "Linear: needs features in > 0 and out >= 0, got ",
-                 in, " and ", out);
+  LOCKSTEP_CHECK(in >= 0 && out >= 0, ValueError,
+                 "Linear: the numbers of features must not be negative, got ", in, " and ", out);
   weight = empty({out, in}, {.dtype = options.dtype});
   init::kaiming_uniform_(weight, {.a = std::sqrt(5.0)});
   if (!options.bias) return;
   bias = empty({out}, {.dtype = options.dtype});
-  const double bound = 1 / std::sqrt(static_cast<double>(in));
+  const double bound = in > 0 ? 1 / std::sqrt(static_cast<double>(in)) : 0;
   init::uniform_(bias, -bound, bound);
 }
 

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <numeric>
 
 #include <lockstep/optim/kernels.h>
 #include <lockstep/optim/layout.h>
+#include <lockstep/tensor/cpu/sum_rows.h>
 #include <lockstep/tensor/node.h>
 #include <lockstep/tensor/ops/elementwise.h>
 #include <lockstep/tensor/ops/reduce.h>
@@ -27,54 +30,64 @@ std::vector<Tensor> gradients_of(const char* op, const std::vector<Tensor>& para
   return gradients;
 }
 
-/// The sum of f(block) over fixed blocks of a dense tensor, added in order.
+/// The sum of f(block) over fixed blocks of a dense tensor, added in order. long double, since
+/// squares of large and small f64 leave the range of f64.
 template <class F>
-double sum_blocks(const Tensor& dense, F f) {
+long double sum_blocks(const Tensor& dense, const F& f) {
   const int64_t n = dense.numel(), blocks = (n + kBlock - 1) / kBlock;
-  std::vector<double> parts(static_cast<size_t>(blocks));
+  std::vector<long double> parts(static_cast<size_t>(blocks));
   parallel_for(n, kBlock, [&](int64_t begin, int64_t end) {
     parts[static_cast<size_t>(begin / kBlock)] = f(begin, end);
   });
-  double sum = 0;
-  for (double part : parts) sum += part;
-  return sum;
+  return std::accumulate(parts.begin(), parts.end(), 0.0L);
 }
 
-template <class T>
-double power_of(T x, double norm_type) {
-  const double a = std::abs(static_cast<double>(x));
-  return norm_type == 1 ? a : norm_type == 0 ? static_cast<double>(a != 0) : std::pow(a, norm_type);
+/// The largest absolute value; NaN if there is one.
+double largest_of(const std::vector<Tensor>& gradients) {
+  double largest = 0;
+  for (const Tensor& g : gradients) {
+    const double m = g.numel() ? max(abs(g)).item<double>() : 0;
+    largest = std::isnan(m) || std::isnan(largest) ? NAN : std::max(largest, m);
+  }
+  return largest;
 }
 
-double total_norm(const std::vector<Tensor>& gradients, double norm_type) {
-  const bool largest = std::isinf(norm_type);
-  double total = 0;
+long double total_norm(const std::vector<Tensor>& gradients, double norm_type) {
+  // Powers are taken of values relative to the largest, so that they stay in range.
+  const bool relative = norm_type != 1 && norm_type != 2;
+  const double largest = relative ? largest_of(gradients) : 1;
+  if (std::isinf(norm_type) || largest == 0 || !std::isfinite(largest)) return largest;
+  long double total = 0;
   for (const Tensor& g : gradients) {
     const Tensor dense = is_dense(g) ? g : g.contiguous();
-    if (largest) {
-      if (dense.numel() == 0) continue;
-      const double m = max(abs(dense)).item<double>();
-      total = std::isnan(m) || std::isnan(total) ? NAN : std::max(total, m);
-      continue;
-    }
     total += dispatch_floating("clip_grad_norm_", g.dtype(), [&]<class T>(TypeTag<T>) {
       const T* p = dense.data<T>();
-      if (norm_type == 2) {
-        const auto squares =
-            g.dtype() == DType::f32 ? kernels::table().squares_f32 : kernels::table().squares_f64;
-        return sum_blocks(
-            dense, [&](int64_t begin, int64_t end) { return squares(p + begin, end - begin); });
-      }
-      return sum_blocks(dense, [&](int64_t begin, int64_t end) {
-        double sum = 0;
-        for (int64_t i = begin; i < end; ++i) sum += power_of(p[i], norm_type);
+      return sum_blocks(dense, [&](int64_t begin, int64_t end) -> long double {
+        if (norm_type == 2)
+          return cpu::sum_rows<T>().products(p + begin, p + begin, T(0), end - begin);
+        long double sum = 0;
+        for (int64_t i = begin; i < end; ++i) {
+          const double value = std::abs(static_cast<double>(p[i]));
+          sum += relative ? std::pow(value / largest, norm_type) : value;
+        }
         return sum;
       });
     });
   }
-  return largest || norm_type == 1 ? total
-         : norm_type == 2          ? std::sqrt(total)
-                                   : std::pow(total, 1 / norm_type);
+  return norm_type == 1   ? total
+         : norm_type == 2 ? std::sqrt(total)
+                          : largest * std::pow(total, 1 / static_cast<long double>(norm_type));
+}
+
+/// g *= factor, in place.
+void scale(Tensor g, double factor) {
+  if (!is_dense(g)) return void(g.mul_(factor));
+  const Update::Row row =
+      g.dtype() == DType::f32 ? kernels::table().scale.f32 : kernels::table().scale.f64;
+  void* arrays[] = {g.data_ptr()};
+  parallel_for(g.numel(), kBlock,
+               [&](int64_t begin, int64_t end) { row(&factor, arrays, begin, end); });
+  g.storage().bump_version();
 }
 
 }  // namespace
@@ -87,25 +100,22 @@ double clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm,
                  "clip_grad_norm_: norm_type must be positive, got ", options.norm_type);
   const NoGradGuard guard;
   const std::vector<Tensor> gradients = gradients_of("clip_grad_norm_", parameters);
-  const double norm = total_norm(gradients, options.norm_type);
+  const long double norm = total_norm(gradients, options.norm_type);
   LOCKSTEP_CHECK(std::isfinite(norm) || !options.error_if_nonfinite, ValueError,
-                 "clip_grad_norm_: the norm of the gradients is ", norm,
+                 "clip_grad_norm_: the norm of the gradients is ", static_cast<double>(norm),
                  "; look for the first NaN, or pass {.error_if_nonfinite = false} to scale by it");
-  const double factor = max_norm / (norm + 1e-6);
-  if (factor >= 1) return norm;
-  for (Tensor g : gradients) {
-    if (!is_dense(g)) {
-      g.mul_(factor);
-      continue;
-    }
-    const Update::Row scale =
-        g.dtype() == DType::f32 ? kernels::table().scale.f32 : kernels::table().scale.f64;
-    void* arrays[] = {g.data_ptr()};
-    parallel_for(g.numel(), kBlock,
-                 [&](int64_t begin, int64_t end) { scale(&factor, arrays, begin, end); });
-    g.storage().bump_version();
+  const long double factor = max_norm / (norm + 1e-6L);
+  if (factor >= 1) return static_cast<double>(norm);
+  for (const Tensor& g : gradients) {
+    // Below the smallest normal number a factor has few digits: it is applied in two steps.
+    const bool single = g.dtype() == DType::f32;
+    const long double least =
+        single ? std::numeric_limits<float>::min() : std::numeric_limits<double>::min();
+    const long double first = factor > 0 && factor < least ? 0x1p-60L : 1;
+    if (first != 1) scale(g, static_cast<double>(first));
+    scale(g, static_cast<double>(factor / first));
   }
-  return norm;
+  return static_cast<double>(norm);
 }
 
 void clip_grad_value_(const std::vector<Tensor>& parameters, double value) {

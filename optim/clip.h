@@ -13,13 +13,14 @@ namespace lockstep::optim {
 
 struct ClipOptions {
   double norm_type = 2;  // p of the p-norm; infinity for the largest absolute value
-  bool error_if_nonfinite =
-      false;  // throw ValueError rather than scale by a norm of NaN or infinity
+  /// Throw ValueError rather than scale by a norm of NaN or infinity.
+  bool error_if_nonfinite = false;
 };
 
 /// Scales all gradients by max_norm / (norm + 1e-6) if that is below 1, and returns the norm of all
-/// of them seen as one vector. Parameters without a gradient are skipped. The result does not
-/// depend on the number of threads.
+/// of them seen as one vector. Parameters without a gradient are skipped. Gradients
+/// may have any magnitude: squares and powers neither overflow nor vanish. The result does not depend
+/// on the number of threads.
 LOCKSTEP_API double clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm,
                                     ClipOptions options = {});
 

@@ -96,28 +96,6 @@ void row(const double* constants, void* const* arrays, int64_t begin, int64_t en
     if (k != 1) store_some(v[k], p[k] + i, tail);
 }
 
-template <class T>
-double sum_of_squares_of(const void* x, int64_t n) {
-  const T* p = static_cast<const T*>(x);
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(hn::ScalableTag<T>()));
-  // Lanes of T over short runs, their sums in double: as exact as double for gradients' purposes.
-  constexpr int64_t kRun = 1024;
-  double total = 0;
-  for (int64_t begin = 0; begin < n; begin += kRun) {
-    const int64_t end = n < begin + kRun ? n : begin + kRun;
-    Pack<T> a(0), b(0);
-    int64_t i = begin;
-    for (; i + 2 * lanes <= end; i += 2 * lanes) {
-      const Pack<T> u = load(p + i), v = load(p + i + lanes);
-      a = a + u * u;
-      b = b + v * v;
-    }
-    total += static_cast<double>(hn::GetLane(hn::SumOfLanes(hn::ScalableTag<T>(), (a + b).r)));
-    for (; i < end; ++i) total += static_cast<double>(p[i]) * static_cast<double>(p[i]);
-  }
-  return total;
-}
-
 template <template <class, bool...> class Formula, bool... flags>
 optim::kernels::Rows rows() {
   return {row<float, Formula<Pack<float>, flags...>>, row<double, Formula<Pack<double>, flags...>>};
@@ -130,9 +108,7 @@ const optim::kernels::Table* optimizer_table() {
       rows<SgdFormula, true, true>(),
       rows<AdamFormula, false>(),
       rows<AdamFormula, true>(),
-      {row<float, ScaleFormula<Pack<float>>>, row<double, ScaleFormula<Pack<double>>>},
-      sum_of_squares_of<float>,
-      sum_of_squares_of<double>};
+      {row<float, ScaleFormula<Pack<float>>>, row<double, ScaleFormula<Pack<double>>>}};
   return &t;
 }
 

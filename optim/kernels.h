@@ -19,9 +19,6 @@ struct Table {
   Rows adam, adam_amsgrad;
   /// Constants factor. Array g.
   Rows scale;
-  /// The sum of squares of n elements, in double.
-  double (*squares_f32)(const void* x, int64_t n);
-  double (*squares_f64)(const void* x, int64_t n);
 };
 /// That of the best instruction set this processor has.
 const Table& table();

@@ -32,29 +32,50 @@ struct RandomKey {
                    static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32)},
                   {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   }
+  /// 64 bits of element i: half of block i / 2.
+  uint64_t bits64(uint64_t i) const {
+    const auto words = block(i / 2);
+    return uint64_t{words[i % 2 * 2]} << 32 | words[i % 2 * 2 + 1];
+  }
   /// Uniform in [0, 1): the top 24 bits, exact in f32.
   static float uniform(uint32_t bits) { return static_cast<float>(bits >> 8) * 0x1p-24f; }
+  /// Uniform in [0, 1): the top 53 bits, exact in f64.
+  static double uniform64(uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1p-53; }
 };
 
 struct LOCKSTEP_API Generator {
   uint64_t seed = 0;
   uint64_t offset = 0;  // one per draw; together with the seed the whole state
-  uint64_t stream =
-      0;  // mixed into the seed: DDP sets the rank here, so that ranks draw different masks
+  /// Mixed into the seed. DDP sets the rank here, so that ranks draw different masks.
+  uint64_t stream = 0;
 
   RandomKey next();
 };
 
 /// This thread's generator, used where an op is given none.
+///
+/// The main thread (the one that loaded the library) starts with seed 0. Every other thread starts,
+/// when it first asks for its generator, with a seed made of the main thread's seed at that moment
+/// and of the number of threads that asked since that seed was set: no two threads draw the same
+/// numbers, and a program whose threads first ask in a fixed order (each started after the one before
+/// has drawn, say) repeats its run. Where the order is left to chance, seed each thread itself:
+/// manual_seed in it, or default_generator() = {.seed = seed, .stream = number}. The ranks of
+/// dist::run_local start with a copy of their caller's generator.
 LOCKSTEP_API Generator& default_generator();
-/// Restarts this thread's generator; initialisation depends on nothing else.
+/// Restarts this thread's generator; initialisation depends on nothing else. On the main thread it
+/// also sets what threads that ask for their generator later start from; threads that have one keep
+/// it.
 LOCKSTEP_API void manual_seed(uint64_t seed);
 
-/// Uniform in [0, 1).
+/// Uniform in [0, 1), 1 excluded, with as many random bits as the dtype's fraction holds: 53 for f64,
+/// 24 for f32, 11 for f16, 8 for bf16. Other dtypes are a DTypeError.
 LOCKSTEP_API Tensor rand(const Shape& shape, TensorOptions options = {});
-/// Normal, mean 0, variance 1 (Box-Muller).
+/// Normal, mean 0, variance 1 (Box and Muller, 1958). Floating dtypes only. The uniform numbers
+/// behind it have 53 bits for f64, 32 for the others, so values reach to 8.5 and to 6.6.
 LOCKSTEP_API Tensor randn(const Shape& shape, TensorOptions options = {});
-/// Whole numbers in [low, high); i64 unless `options` says otherwise.
+/// Whole numbers in [low, high), each equally likely (Lemire, "Fast random integer generation in an
+/// interval", 2019); i64 unless `options` says otherwise. ValueError unless low < high, and where the
+/// dtype cannot hold all of the numbers exactly.
 LOCKSTEP_API Tensor randint(int64_t low, int64_t high, const Shape& shape,
                             TensorOptions options = {.dtype = DType::i64});
 

@@ -1,9 +1,9 @@
 // batch_norm on the CPU. In memory a batch is either rows of C channels ([N, C], channels-last) or
-// planes of one channel ([N, C, H, W]). Either way statistics are taken block by block, each block
-// in two passes while it is in cache, and combined pairwise (Chan, Golub and LeVeque, 1979): one
-// pass over memory, no cancellation.
+// planes of one channel ([N, C, H, W]). Either way moments are taken block by block, each block
+// while it is in cache, and combined: one pass over memory, no cancellation.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include <lockstep/tensor/cpu/norm_rows.h>
@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kRows = 64;         // of a block in cache
+constexpr int64_t kRows = 64;         // added at a time
 constexpr int64_t kPiece = 8192;      // elements of a plane taken at once
 constexpr int64_t kTaskSize = 32768;  // elements of a task
 constexpr int64_t kMostTasks = 64;    // whose results are kept apart and then combined
@@ -38,74 +38,37 @@ struct Layout {
   }
 };
 
-/// Count, mean and sum of squared deviations of some values.
-struct Moments {
-  double n = 0, mean = 0, m2 = 0;
-  void combine(const Moments& o) {
-    if (o.n == 0) return;
-    const double delta = o.mean - mean, total = n + o.n;
-    mean += delta * (o.n / total);
-    m2 += o.m2 + delta * delta * (n * (o.n / total));
-    n = total;
-  }
-};
-
-/// The moments of values whose mean is known, with squares taken from that mean rounded to T.
-template <class T>
-Moments moments_of(double n, double sum, T centre, double squares) {
-  const double mean = sum / n;
-  return {n, mean, std::max(squares - n * (mean - centre) * (mean - centre), 0.0)};
-}
-
-template <class T>
-void add_block(const T* x, int64_t rows, int64_t channels, T* buffer, Moments* moments) {
-  T *sums = buffer, *centres = sums + channels, *squares = centres + channels;
-  std::fill_n(sums, channels, T(0));
-  std::fill_n(squares, channels, T(0));
-  cpu::sum_rows<T>().add(x, channels, rows, channels, sums);
-  const double n = static_cast<double>(rows);
-  for (int64_t c = 0; c < channels; ++c) centres[c] = static_cast<T>(sums[c] / n);
-  cpu::sum_rows<T>().add_squares(x, channels, rows, channels, centres, squares);
-  for (int64_t c = 0; c < channels; ++c)
-    moments[c].combine(moments_of(n, sums[c], centres[c], squares[c]));
-}
-
 template <class T>
 void statistics_of(const Layout& l, const T* x, double* statistics) {
+  using Moments = cpu::Moments<T>;
   std::vector<Moments> moments(static_cast<size_t>(l.channels));
   if (l.rows) {
     const int64_t per_task = l.rows_per_task(), tasks = (l.samples + per_task - 1) / per_task;
-    std::vector<Moments> shares(static_cast<size_t>(tasks * l.channels));
+    std::vector<Moments> partial(static_cast<size_t>(tasks * l.channels));
     parallel_for(l.samples, per_task, [&](int64_t begin, int64_t end) {
-      std::vector<T> buffer(static_cast<size_t>(3 * l.channels));
-      for (int64_t i = begin; i < end; i += kRows)
-        add_block(x + i * l.channels, std::min(kRows, end - i), l.channels, buffer.data(),
-                  shares.data() + begin / per_task * l.channels);
+      cpu::sum_rows<T>().add_moments(x + begin * l.channels, l.channels, end - begin, l.channels,
+                                     partial.data() + begin / per_task * l.channels);
     });
-    for (size_t i = 0; i < shares.size(); ++i) moments[i % moments.size()].combine(shares[i]);
+    for (size_t i = 0; i < partial.size(); ++i) moments[i % moments.size()].combine(partial[i]);
   } else {
     parallel_for(l.channels, l.channels_per_task(), [&](int64_t begin, int64_t end) {
       for (int64_t c = begin; c < end; ++c)
         for (int64_t i = 0; i < l.samples; ++i)
-          for (int64_t at = 0; at < l.plane; at += kPiece) {
-            const T* piece = x + (i * l.channels + c) * l.plane + at;
-            const int64_t k = std::min(kPiece, l.plane - at);
-            const double n = static_cast<double>(k);
-            const double sum = cpu::sum_rows<T>().sum(piece, k);
-            const T centre = static_cast<T>(sum / n);
-            moments[static_cast<size_t>(c)].combine(
-                moments_of(n, sum, centre, cpu::sum_rows<T>().squares(piece, centre, k)));
-          }
+          for (int64_t at = 0; at < l.plane; at += kPiece)
+            moments[static_cast<size_t>(c)].combine(cpu::sum_rows<T>().moments(
+                x + (i * l.channels + c) * l.plane + at, std::min(kPiece, l.plane - at)));
     });
   }
   for (int64_t c = 0; c < l.channels; ++c) {
     const Moments& m = moments[static_cast<size_t>(c)];
-    statistics[c] = m.mean;
-    statistics[l.channels + c] = m.n > 0 ? m.m2 / m.n : 0;
+    statistics[c] = static_cast<double>(m.mean);
+    statistics[l.channels + c] = m.n > 0 ? static_cast<double>(std::sqrt(m.m2 / m.n)) : 0;
   }
 }
 
 void statistics_cpu(const Tensor& statistics, const Tensor& x) {
+  if (x.numel() == 0)
+    return void(std::fill_n(statistics.data<double>(), statistics.numel(), 0.0));
   dispatch_floating("batch_norm", x.dtype(), [&]<class T>(TypeTag<T>) {
     statistics_of(Layout(x), x.data<T>(), statistics.data<double>());
   });
@@ -115,7 +78,6 @@ void statistics_cpu(const Tensor& statistics, const Tensor& x) {
 /// batch.
 template <class Row, class Plane>
 void for_each_piece(const Layout& l, const Row& row, const Plane& plane) {
-  if (l.samples * l.channels * l.plane == 0) return;
   if (l.rows)
     parallel_for(l.samples, std::max<int64_t>(1, kTaskSize / l.channels),
                  [&](int64_t begin, int64_t end) {
@@ -133,22 +95,54 @@ T at_or(const Tensor& t, int64_t c, T otherwise) {
   return t.defined() ? t.data<T>()[c] : otherwise;
 }
 
+/// sqrt(variance + eps), which neither overflows nor vanishes where the deviation does not.
+double spread_of(double deviation, double eps) { return std::hypot(deviation, std::sqrt(eps)); }
+
+/// Whether (x - mean) * factor, for x of this spread around the mean, stays clear of the limits of T.
+template <class T>
+bool is_moderate(double spread, double factor) {
+  const double size = std::abs(factor), least = std::numeric_limits<T>::min();
+  return cpu::is_moderate<T>(spread) && !(size < least && size > 0);
+}
+
+/// y[i] = f(c, i) for all elements i, of channel c: for batches whose spread is near the limits of
+/// T, in Wide<T>.
+template <class T, class F>
+void for_each_element(const Layout& l, T* y, const F& f) {
+  parallel_for(l.samples * l.channels, std::max<int64_t>(1, kTaskSize / l.plane),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i)
+                   for (int64_t k = i * l.plane; k < (i + 1) * l.plane; ++k)
+                     y[k] = static_cast<T>(f(i % l.channels, k));
+               });
+}
+
 void batch_norm_cpu(const Tensor& y, const Tensor& x, const Tensor& statistics,
                     const Tensor& weight, const Tensor& bias, double eps) {
   const Layout l(x);
+  if (x.numel() == 0) return;
   dispatch_floating("batch_norm", x.dtype(), [&]<class T>(TypeTag<T>) {
-    const double* kept = statistics.data<double>();
+    const double *means = statistics.data<double>(), *deviations = means + l.channels;
     std::vector<T> buffer(static_cast<size_t>(3 * l.channels));
     T *mean = buffer.data(), *scale = mean + l.channels, *shift = scale + l.channels;
+    bool moderate = true;
     for (int64_t c = 0; c < l.channels; ++c) {
-      const double factor = at_or<T>(weight, c, 1) / std::sqrt(kept[l.channels + c] + eps);
-      mean[c] = static_cast<T>(kept[c]);
+      const double spread = spread_of(deviations[c], eps);
+      const double factor = at_or<T>(weight, c, 1) / spread;
+      moderate = moderate && is_moderate<T>(spread, factor);
+      mean[c] = static_cast<T>(means[c]);
       scale[c] = static_cast<T>(factor);
       // What rounding took from the mean goes into the shift.
-      shift[c] = static_cast<T>(at_or<T>(bias, c, 0) - (kept[c] - mean[c]) * factor);
+      shift[c] = static_cast<T>(at_or<T>(bias, c, 0) - (means[c] - mean[c]) * factor);
     }
     const T* from = x.data<T>();
     T* to = y.data<T>();
+    if (!moderate)
+      return for_each_element(l, to, [&](int64_t c, int64_t i) {
+        using W = cpu::Wide<T>;
+        const W normal = (from[i] - static_cast<W>(means[c])) / spread_of(deviations[c], eps);
+        return normal * at_or<T>(weight, c, 1) + at_or<T>(bias, c, 0);
+      });
     const auto& rows = cpu::norm_rows<T>();
     for_each_piece(
         l, [&](int64_t i) { rows.affine_row(from + i, mean, scale, shift, to + i, l.channels); },
@@ -159,66 +153,82 @@ void batch_norm_cpu(const Tensor& y, const Tensor& x, const Tensor& statistics,
 }
 
 template <class T>
-void sums_of(const Layout& l, const T* dy, const T* x, const double* statistics, double* sums) {
-  std::vector<T> means(statistics, statistics + l.channels);
-  std::fill_n(sums, 2 * l.channels, 0.0);
+void sums_of(const Layout& l, const T* dy, const T* x, const double* statistics, double eps,
+             double* sums) {
+  using W = cpu::Wide<T>;
+  const int64_t channels = l.channels;
+  std::vector<T> means(statistics, statistics + channels);
+  std::vector<W> totals(static_cast<size_t>(2 * channels));
   if (l.rows) {
     const int64_t per_task = l.rows_per_task(), tasks = (l.samples + per_task - 1) / per_task;
-    std::vector<double> shares(static_cast<size_t>(tasks * 2 * l.channels));
+    std::vector<W> partial(static_cast<size_t>(tasks * 2 * channels));
     parallel_for(l.samples, per_task, [&](int64_t begin, int64_t end) {
-      double* share = shares.data() + begin / per_task * 2 * l.channels;
-      std::vector<T> run(static_cast<size_t>(2 * l.channels));
-      for (int64_t i = begin; i < end; i += kRows) {
-        std::fill(run.begin(), run.end(), T(0));
-        cpu::sum_rows<T>().add_products(dy + i * l.channels, x + i * l.channels, l.channels,
-                                        std::min(kRows, end - i), l.channels, means.data(),
-                                        run.data(), run.data() + l.channels);
-        for (size_t c = 0; c < run.size(); ++c) share[c] += run[c];
-      }
+      W* own = partial.data() + begin / per_task * 2 * channels;
+      cpu::sum_rows<T>().add_products(dy + begin * channels, x + begin * channels, channels,
+                                      end - begin, channels, means.data(), own, own + channels);
     });
-    for (size_t i = 0; i < shares.size(); ++i)
-      sums[i % static_cast<size_t>(2 * l.channels)] += shares[i];
+    for (size_t i = 0; i < partial.size(); ++i) totals[i % totals.size()] += partial[i];
   } else {
-    parallel_for(l.channels, l.channels_per_task(), [&](int64_t begin, int64_t end) {
+    parallel_for(channels, l.channels_per_task(), [&](int64_t begin, int64_t end) {
       for (int64_t c = begin; c < end; ++c)
         for (int64_t i = 0; i < l.samples; ++i)
           for (int64_t at = 0; at < l.plane; at += kPiece) {
-            const int64_t first = (i * l.channels + c) * l.plane + at,
+            const int64_t first = (i * channels + c) * l.plane + at,
                           k = std::min(kPiece, l.plane - at);
-            sums[c] += cpu::sum_rows<T>().sum(dy + first, k);
-            sums[l.channels + c] += cpu::sum_rows<T>().products(dy + first, x + first,
-                                                                means[static_cast<size_t>(c)], k);
+            totals[static_cast<size_t>(c)] += cpu::sum_rows<T>().sum(dy + first, k);
+            totals[static_cast<size_t>(channels + c)] += cpu::sum_rows<T>().products(
+                dy + first, x + first, means[static_cast<size_t>(c)], k);
           }
     });
   }
-  // The products were taken from the rounded mean.
-  for (int64_t c = 0; c < l.channels; ++c)
-    sums[l.channels + c] += sums[c] * (means[static_cast<size_t>(c)] - statistics[c]);
+  for (int64_t c = 0; c < channels; ++c) {
+    const W sum = totals[static_cast<size_t>(c)],
+            product = totals[static_cast<size_t>(channels + c)];  // taken from the rounded mean
+    sums[c] = static_cast<double>(sum);
+    sums[channels + c] =
+        static_cast<double>((product + sum * (means[static_cast<size_t>(c)] - statistics[c])) /
+                            spread_of(statistics[channels + c], eps));
+  }
 }
 
-void sums_cpu(const Tensor& sums, const Tensor& dy, const Tensor& x, const Tensor& statistics) {
+void sums_cpu(const Tensor& sums, const Tensor& dy, const Tensor& x, const Tensor& statistics,
+              double eps) {
+  if (x.numel() == 0) return void(std::fill_n(sums.data<double>(), sums.numel(), 0.0));
   dispatch_floating("batch_norm", x.dtype(), [&]<class T>(TypeTag<T>) {
-    sums_of(Layout(x), dy.data<T>(), x.data<T>(), statistics.data<double>(), sums.data<double>());
+    sums_of(Layout(x), dy.data<T>(), x.data<T>(), statistics.data<double>(), eps,
+            sums.data<double>());
   });
 }
 
 void backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& statistics,
                   const Tensor& sums, const Tensor& weight, double count, double eps) {
   const Layout l(x);
+  if (x.numel() == 0) return;
   dispatch_floating("batch_norm", x.dtype(), [&]<class T>(TypeTag<T>) {
-    const double *kept = statistics.data<double>(), *sum = sums.data<double>();
+    const double *means = statistics.data<double>(), *deviations = means + l.channels;
+    const double *sum = sums.data<double>(), *product = sum + l.channels;
     std::vector<T> buffer(static_cast<size_t>(4 * l.channels));
     T *mean = buffer.data(), *scale = mean + l.channels, *a = scale + l.channels,
       *b = a + l.channels;
+    bool moderate = true;
     for (int64_t c = 0; c < l.channels; ++c) {
-      const double variance = kept[l.channels + c] + eps;
-      mean[c] = static_cast<T>(kept[c]);
-      scale[c] = static_cast<T>(at_or<T>(weight, c, 1) / std::sqrt(variance));
-      b[c] = static_cast<T>(sum[l.channels + c] / variance / count);
-      a[c] = static_cast<T>(sum[c] / count - (kept[c] - mean[c]) * b[c]);
+      const double spread = spread_of(deviations[c], eps);
+      const double factor = at_or<T>(weight, c, 1) / spread;
+      moderate = moderate && is_moderate<T>(spread, factor);
+      mean[c] = static_cast<T>(means[c]);
+      scale[c] = static_cast<T>(factor);
+      b[c] = static_cast<T>(product[c] / spread / count);
+      a[c] = static_cast<T>(sum[c] / count - (means[c] - mean[c]) * b[c]);
     }
     const T *g = dy.data<T>(), *from = x.data<T>();
     T* to = dx.data<T>();
+    if (!moderate)
+      return for_each_element(l, to, [&](int64_t c, int64_t i) {
+        using W = cpu::Wide<T>;
+        const W spread = spread_of(deviations[c], eps), normal = (from[i] - static_cast<W>(means[c])) / spread;
+        return (g[i] - sum[c] / count - normal * (product[c] / count)) / spread *
+               at_or<T>(weight, c, 1);
+      });
     const auto& rows = cpu::norm_rows<T>();
     for_each_piece(
         l,
@@ -240,8 +250,8 @@ constinit Kernel<void(const Tensor&, const Tensor&)> batch_norm_statistics("batc
 constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                       double)>
     batch_norm("batch_norm", batch_norm_cpu);
-constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&)> batch_norm_sums(
-    "batch_norm", sums_cpu);
+constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, double)>
+    batch_norm_sums("batch_norm", sums_cpu);
 constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                       const Tensor&, double, double)>
     batch_norm_backward("batch_norm", backward_cpu);

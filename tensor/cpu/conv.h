@@ -3,6 +3,7 @@
 // oneDNN is built in, conv_im2col.cpp everything else.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include <lockstep/tensor/tensor.h>
@@ -28,21 +29,26 @@ struct ConvShape {
   /// At least four images and at most eight blocks, by the shape alone: results do not depend on
   /// threads.
   int64_t images_per_block() const { return std::max<int64_t>(4, (n + 7) / 8); }
+  /// The same for the gradient of the weights, where a block adds up few enough rows of pixels for
+  /// f32: kernels sum one row of an image at a time.
+  int64_t images_per_sum() const {
+    return std::clamp<int64_t>(4096 / std::max<int64_t>(oh, 1), 1, images_per_block());
+  }
 };
 
 // All tensors dense: x, dx [N, C, H, W] and y, dy [N, O, H', W'] channels-last, w, dw [O, C/groups,
-// kh, kw] row-major, bias [O] or undefined. Results are overwritten.
+// kh, kw] row-major, bias [O] or undefined. Results are overwritten. At least one image.
 void conv_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor& bias,
                   const Tensor& y);
 void conv_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, const Tensor& dx);
-void conv_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy, const Tensor& dw,
-                           const Tensor& db);
+void conv_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy,
+                           const Tensor& dw);
 
 // The same by im2col and gemm, for f32 and f64.
 void im2col_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor& bias,
                     const Tensor& y);
 void im2col_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, const Tensor& dx);
 void im2col_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy,
-                             const Tensor& dw, const Tensor& db);
+                             const Tensor& dw);
 
 }  // namespace lockstep::cpu

@@ -10,9 +10,9 @@ void conv_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Te
 void conv_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, const Tensor& dx) {
   im2col_backward_data(s, dy, w, dx);
 }
-void conv_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy, const Tensor& dw,
-                           const Tensor& db) {
-  im2col_backward_weights(s, x, dy, dw, db);
+void conv_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy,
+                           const Tensor& dw) {
+  im2col_backward_weights(s, x, dy, dw);
 }
 
 }  // namespace lockstep::cpu

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include <lockstep/tensor/cpu/block_sums.h>
 #include <lockstep/tensor/cpu/conv.h>
 #include <lockstep/tensor/cpu/gemm.h>
 #include <lockstep/tensor/parallel.h>
@@ -40,11 +41,11 @@ std::vector<T> to_columns_order(const ConvShape& s, const T* w) {
   return out;
 }
 template <class T>
-void add_from_columns_order(const ConvShape& s, const T* in, T* w) {
+void from_columns_order(const ConvShape& s, const T* in, T* w) {
   const int64_t cg = s.c / s.groups, k = s.kh * s.kw;
   for (int64_t o = 0; o < s.o; ++o)
     for (int64_t c = 0; c < cg; ++c)
-      for (int64_t i = 0; i < k; ++i) w[(o * cg + c) * k + i] += in[(o * k + i) * cg + c];
+      for (int64_t i = 0; i < k; ++i) w[(o * cg + c) * k + i] = in[(o * k + i) * cg + c];
 }
 
 template <class T>
@@ -109,37 +110,23 @@ void im2col_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w,
 }
 
 void im2col_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy,
-                             const Tensor& dw, const Tensor& db) {
+                             const Tensor& dw) {
   const Sizes z(s);
   dispatch_floating("conv2d", x.dtype(), [&]<class T>(TypeTag<T>) {
-    const int64_t block = s.images_per_block(), blocks = (s.n + block - 1) / block;
-    // Each block of images adds into weights of its own; these are then added in order.
-    std::vector<std::vector<T>> partial(static_cast<size_t>(blocks)),
-        partial_bias(static_cast<size_t>(blocks));
-    parallel_for(s.n, block, [&](int64_t begin, int64_t end) {
-      auto& sum = partial[static_cast<size_t>(begin / block)];
-      auto& bias = partial_bias[static_cast<size_t>(begin / block)];
-      sum.assign(static_cast<size_t>(s.weights()), T(0));
-      bias.assign(static_cast<size_t>(s.o), T(0));
+    const int64_t block = s.images_per_sum(), blocks = (s.n + block - 1) / block;
+    std::vector<T> sum(static_cast<size_t>(s.weights()));
+    sum_blocks(blocks, s.weights(), sum.data(), [&](int64_t b, T* out) {
+      std::fill_n(out, s.weights(), T(0));
       std::vector<T> columns(static_cast<size_t>(z.pixels * z.patch));
-      for (int64_t n = begin; n < end; ++n) {
-        const T* gradient = dy.data<T>() + n * s.y_image();
+      for (int64_t n = b * block; n < std::min(s.n, (b + 1) * block); ++n)
         for (int64_t g = 0; g < s.groups; ++g) {
           gather(s, g, x.data<T>() + n * s.x_image(), columns);
-          gemm<T>(z.og, z.patch, z.pixels, {gradient + g * z.og, s.o, true},
-                  {columns.data(), z.patch, false}, sum.data() + g * z.og * z.patch, z.patch, true);
+          gemm<T>(z.og, z.patch, z.pixels,
+                  {dy.data<T>() + n * s.y_image() + g * z.og, s.o, true},
+                  {columns.data(), z.patch, false}, out + g * z.og * z.patch, z.patch, true);
         }
-        for (int64_t p = 0; p < z.pixels; ++p)
-          for (int64_t o = 0; o < s.o; ++o) bias[static_cast<size_t>(o)] += gradient[p * s.o + o];
-      }
     });
-    std::fill_n(dw.data<T>(), s.weights(), T(0));
-    if (db.defined()) std::fill_n(db.data<T>(), s.o, T(0));
-    for (int64_t b = 0; b < blocks; ++b) {
-      add_from_columns_order(s, partial[static_cast<size_t>(b)].data(), dw.data<T>());
-      for (int64_t o = 0; db.defined() && o < s.o; ++o)
-        db.data<T>()[o] += partial_bias[static_cast<size_t>(b)][static_cast<size_t>(o)];
-    }
+    from_columns_order(s, sum.data(), dw.data<T>());
   });
 }
 

@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include <lockstep/tensor/cpu/block_sums.h>
 #include <lockstep/tensor/cpu/conv.h>
 #include <lockstep/tensor/cpu/onednn.h>
 #include <lockstep/tensor/parallel.h>
@@ -105,23 +106,25 @@ Tensor prepared_weights(Product product, const ConvShape& s, bool with_bias, con
 template <class F>
 void for_each_block(Product product, const ConvShape& s, bool with_bias, const Tensor& w, F f) {
   const int64_t block = std::min(s.n, s.images_per_block()), rest = s.n % block;
-  const Tensor whole =
-      w.defined() ? prepared_weights(product, s.with_images(block), with_bias, w) : w;
+  const Tensor whole = prepared_weights(product, s.with_images(block), with_bias, w);
   const Tensor last =
-      w.defined() && rest ? prepared_weights(product, s.with_images(rest), with_bias, w) : whole;
+      rest ? prepared_weights(product, s.with_images(rest), with_bias, w) : whole;
   parallel_for(s.n, block, [&](int64_t begin, int64_t end) {
-    call_onednn("conv2d",
-                [&] { f(s.with_images(end - begin), end - begin == block ? whole : last, begin); });
+    f(s.with_images(end - begin), end - begin == block ? whole : last, begin);
   });
 }
 
-bool served(const Tensor& t) { return t.dtype() == DType::f32; }
+/// Whether oneDNN serves this convolution. Patches too long to be summed in f32 go to gemm.
+bool served(const ConvShape& s, const Tensor& t) {
+  const int64_t longest = std::max(s.c, s.o) / s.groups * s.kh * s.kw;
+  return t.dtype() == DType::f32 && longest <= 1 << 16;
+}
 
 }  // namespace
 
 void conv_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor& bias,
                   const Tensor& y) {
-  if (!served(x)) return im2col_forward(s, x, w, bias, y);
+  if (!served(s, x)) return im2col_forward(s, x, w, bias, y);
   const bool with_bias = bias.defined();
   for_each_block(
       Product::forward, s, with_bias, w, [&](const ConvShape& b, const Tensor& weights, int64_t n) {
@@ -136,7 +139,7 @@ void conv_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Te
 }
 
 void conv_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, const Tensor& dx) {
-  if (!served(dy)) return im2col_backward_data(s, dy, w, dx);
+  if (!served(s, dy)) return im2col_backward_data(s, dy, w, dx);
   for_each_block(
       Product::data, s, false, w, [&](const ConvShape& b, const Tensor& weights, int64_t n) {
         const Compiled& p = compiled(Product::data, b, false);
@@ -148,37 +151,24 @@ void conv_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, c
       });
 }
 
-void conv_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy, const Tensor& dw,
-                           const Tensor& db) {
-  if (!served(x)) return im2col_backward_weights(s, x, dy, dw, db);
-  const bool with_bias = db.defined();
-  const int64_t block = std::min(s.n, s.images_per_block()), blocks = (s.n + block - 1) / block;
-  // Each block of images writes weights of its own, in plain order; these are then added in order.
-  const Tensor partial = empty({blocks, s.weights()}), partial_bias = empty({blocks, s.o});
-  for_each_block(
-      Product::weights, s, with_bias, Tensor(), [&](const ConvShape& b, const Tensor&, int64_t n) {
-        const Compiled& p = compiled(Product::weights, b, with_bias);
-        float* out = partial.data<float>() + n / block * s.weights();
-        const bool plain = p.w == plain_weights(s);
-        const Tensor own =
-            plain ? Tensor() : empty({static_cast<int64_t>(p.w.get_size() / sizeof(float))});
-        p.primitive.execute(
-            stream(),
-            {{DNNL_ARG_SRC, wrap(p.x, x.data<float>() + n * s.x_image())},
-             {DNNL_ARG_DIFF_DST, wrap(p.y, dy.data<float>() + n * s.y_image())},
-             {DNNL_ARG_DIFF_WEIGHTS, wrap(p.w, plain ? out : own.data_ptr())},
-             {DNNL_ARG_DIFF_BIAS,
-              with_bias ? wrap(p.bias, partial_bias.data<float>() + n / block * s.o) : memory()}});
-        stream().wait();
-        if (!plain) reorder(wrap(p.w, own.data_ptr()), wrap(plain_weights(s), out));
-      });
-  auto add_in_order = [blocks](const Tensor& parts, float* out, int64_t count) {
-    std::copy_n(parts.data<float>(), count, out);
-    for (int64_t b = 1; b < blocks; ++b)
-      for (int64_t i = 0; i < count; ++i) out[i] += parts.data<float>()[b * count + i];
-  };
-  add_in_order(partial, dw.data<float>(), s.weights());
-  if (with_bias) add_in_order(partial_bias, db.data<float>(), s.o);
+void conv_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy,
+                           const Tensor& dw) {
+  if (!served(s, x)) return im2col_backward_weights(s, x, dy, dw);
+  const int64_t block = s.images_per_sum(), blocks = (s.n + block - 1) / block;
+  sum_blocks(blocks, s.weights(), dw.data<float>(), [&](int64_t b, float* out) {
+    const int64_t n = b * block;
+    const Compiled& p =
+        compiled(Product::weights, s.with_images(std::min(block, s.n - n)), false);
+    const bool plain = p.w == plain_weights(s);
+    const Tensor own =
+        plain ? Tensor() : empty({static_cast<int64_t>(p.w.get_size() / sizeof(float))});
+    p.primitive.execute(stream(),
+                        {{DNNL_ARG_SRC, wrap(p.x, x.data<float>() + n * s.x_image())},
+                         {DNNL_ARG_DIFF_DST, wrap(p.y, dy.data<float>() + n * s.y_image())},
+                         {DNNL_ARG_DIFF_WEIGHTS, wrap(p.w, plain ? out : own.data_ptr())}});
+    stream().wait();
+    if (!plain) reorder(wrap(p.w, own.data_ptr()), wrap(plain_weights(s), out));
+  });
 }
 
 }  // namespace lockstep::cpu

@@ -1,7 +1,7 @@
 // gemm: the matrix product under every layer. oneDNN's generated code for f32 where it was built
 // in, Eigen otherwise and for f64. The product is cut into blocks that depend on the shape alone
 // and never on the number of threads; each block runs single-threaded, so its bits are always the
-// same.
+// same. Long inner dimensions are summed in blocks, so that their length costs no accuracy.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Rows of layer norm and batch norm. Means and variances are taken in two passes (the second over a
-// row that is still in cache), with sums in double, so a large mean costs no accuracy.
+// Rows of layer norm and batch norm. The moments of a row are taken while it is in cache, about its
+// mean; rows whose spread is near the limits of T are computed in Wide<T>, element by element.
 #include <lockstep/tensor/cpu/simd_targets.h>
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE <lockstep/tensor/cpu/norm_rows.cpp>
@@ -13,27 +13,12 @@ namespace lockstep::HWY_NAMESPACE {
 
 namespace {
 
-/// Operands of a row: elements, or one number for all.
-template <class T>
-struct Each {
-  const T* p;
-  HWY_INLINE Pack<T> whole(int64_t i) const { return load(p + i); }
-  HWY_INLINE Pack<T> part(int64_t i, int64_t k) const { return load_first(p + i, k, Pack<T>(0)); }
-};
+/// An operand of a row that is one number for all elements.
 template <class T>
 struct Same {
   Pack<T> v;
   HWY_INLINE Pack<T> whole(int64_t) const { return v; }
   HWY_INLINE Pack<T> part(int64_t, int64_t) const { return v; }
-};
-
-template <class T>
-struct SquareFrom {
-  const T* x;
-  Pack<T> centre;
-  HWY_INLINE Pack<T> of(Pack<T> v) const { return (v - centre) * (v - centre); }
-  HWY_INLINE Pack<T> whole(int64_t i) const { return of(load(x + i)); }
-  HWY_INLINE Pack<T> part(int64_t i, int64_t k) const { return of(load_first(x + i, k, centre)); }
 };
 
 /// (x - mean) * scale + shift
@@ -51,18 +36,35 @@ struct Affine {
            shift.part(i, k);
   }
 };
-/// (x - mean) * rstd * weight + bias
+/// What one row of layer_norm is normalised with: normal = (x - mean) * rstd + shift, where the shift
+/// makes up for the rounding of the mean.
+template <class T>
+struct RowScale {
+  Pack<T> mean, rstd, shift;
+  HWY_INLINE explicit RowScale(const T* statistics)
+      : mean(statistics[0]),
+        rstd(1 / statistics[2]),
+        shift(-statistics[1] / statistics[2]) {}
+  HWY_INLINE Pack<T> operator()(Pack<T> x) const { return (x - mean) * rstd + shift; }
+};
+/// The same for one element of a row of any spread.
+template <class T>
+HWY_INLINE cpu::Wide<T> wide_normal(T x, const T* statistics) {
+  using W = cpu::Wide<T>;
+  return (static_cast<W>(x) - statistics[0] - statistics[1]) / statistics[2];
+}
+/// normal * weight + bias
 template <class T, class Weight, class Bias>
 struct Normal {
   const T* x;
-  Pack<T> mean, rstd;
+  RowScale<T> normal;
   Weight weight;
   Bias bias;
   HWY_INLINE Pack<T> whole(int64_t i) const {
-    return (load(x + i) - mean) * rstd * weight.whole(i) + bias.whole(i);
+    return normal(load(x + i)) * weight.whole(i) + bias.whole(i);
   }
   HWY_INLINE Pack<T> part(int64_t i, int64_t k) const {
-    return (load_first(x + i, k, Pack<T>(0)) - mean) * rstd * weight.part(i, k) + bias.part(i, k);
+    return normal(load_first(x + i, k, Pack<T>(0))) * weight.part(i, k) + bias.part(i, k);
   }
 };
 /// scale * (dy - a - (x - mean) * b)
@@ -80,13 +82,13 @@ struct AffineGradient {
   }
 };
 
-/// One row of layer_norm's backward: with g = dy weight and xhat = (x - mean) rstd, first the means
-/// c1 of g and c2 of g xhat; then dx = rstd (g - c1 - xhat c2), dweight += dy xhat and dbias += dy.
+/// One row of layer_norm's backward: with g = dy weight, first the means c1 of g and c2 of
+/// g normal; then dx = rstd (g - c1 - normal c2), dweight += dy normal and dbias += dy.
 template <class T>
 struct LayerNormGradient {
   const T *dy, *x, *weight;
   T *dx, *dweight, *dbias;
-  Pack<T> mean, rstd;
+  RowScale<T> normal;
 
   template <class Columns>
   HWY_INLINE Pack<T> g(Columns columns, int64_t i) const {
@@ -94,18 +96,15 @@ struct LayerNormGradient {
     return weight ? v * columns.get(weight + i) : v;
   }
   template <class Columns>
-  HWY_INLINE Pack<T> normal(Columns columns, int64_t i) const {
-    return (columns.get(x + i) - mean) * rstd;
-  }
-  template <class Columns>
   HWY_INLINE void write(Columns columns, int64_t i, Pack<T> c1, Pack<T> c2) const {
-    const Pack<T> xhat = normal(columns, i);
-    if (dx) columns.put(rstd * (g(columns, i) - c1 - xhat * c2), dx + i);
+    const Pack<T> xhat = normal(columns.get(x + i));
+    if (dx) columns.put(normal.rstd * (g(columns, i) - c1 - xhat * c2), dx + i);
     if (dweight) columns.put(columns.get(dweight + i) + columns.get(dy + i) * xhat, dweight + i);
     if (dbias) columns.put(columns.get(dbias + i) + columns.get(dy + i), dbias + i);
   }
 
-  HWY_INLINE void run(int64_t n) const {
+  /// False where a sum overflows in T; nothing is written then.
+  HWY_INLINE bool run(int64_t n) const {
     const int64_t lanes = lanes_of<T>();
     double sums[2] = {0, 0};
     for (int64_t i = 0; dx && i < n;) {
@@ -114,57 +113,81 @@ struct LayerNormGradient {
       for (; i + lanes <= end; i += lanes) {
         const Pack<T> v = g(WholePack<T>(), i);
         a = a + v;
-        b = b + v * normal(WholePack<T>(), i);
+        b = b + v * normal(load(x + i));
       }
       if (i < end) {
         const PartOfPack<T> rest{end - i};
         const Pack<T> v = g(rest, i);
         a = a + v;
-        b = b + first(v * normal(rest, i), end - i);
+        b = b + first(v * normal(rest.get(x + i)), end - i);
         i = end;
       }
       sums[0] += static_cast<double>(sum_of(a));
       sums[1] += static_cast<double>(sum_of(b));
     }
+    if (!std::isfinite(sums[0]) || !std::isfinite(sums[1])) return false;
     const Pack<T> c1(sums[0] / static_cast<double>(n)), c2(sums[1] / static_cast<double>(n));
     int64_t i = 0;
     for (; i + lanes <= n; i += lanes) write(WholePack<T>(), i, c1, c2);
     if (i < n) write(PartOfPack<T>{n - i}, i, c1, c2);
+    return true;
   }
 };
 
 template <class T>
 void layer_norm_row(const T* x, const T* weight, const T* bias, double eps, T* y, T* statistics,
                     int64_t n) {
-  const double count = static_cast<double>(n);
-  const T mean = static_cast<T>(sum_terms<T>(n, Each<T>{x}) / count);
-  const double variance = sum_terms<T>(n, SquareFrom<T>{x, Pack<T>(mean)}) / count;
-  const T rstd = static_cast<T>(1 / std::sqrt(variance + eps));
-  statistics[0] = mean;
-  statistics[1] = rstd;
-  const Pack<T> m(mean), r(rstd);
+  const cpu::Moments<T> moments = row_moments(x, n);
+  statistics[0] = static_cast<T>(moments.mean);
+  statistics[1] = static_cast<T>(moments.mean - statistics[0]);
+  statistics[2] = static_cast<T>(std::sqrt(moments.m2 / moments.n + eps));
+  if (!cpu::is_moderate<T>(statistics[2])) {
+    for (int64_t i = 0; i < n; ++i)
+      y[i] = static_cast<T>(wide_normal(x[i], statistics) * (weight ? weight[i] : T(1)) +
+                            (bias ? bias[i] : T(0)));
+    return;
+  }
+  const RowScale<T> normal(statistics);
   const Same<T> one{Pack<T>(1)}, zero{Pack<T>(0)};
   if (weight && bias)
-    fill_row<T>(n, y, Normal<T, Each<T>, Each<T>>{x, m, r, {weight}, {bias}});
+    fill_row<T>(n, y, Normal<T, Element<T>, Element<T>>{x, normal, {weight}, {bias}});
   else if (weight)
-    fill_row<T>(n, y, Normal<T, Each<T>, Same<T>>{x, m, r, {weight}, zero});
+    fill_row<T>(n, y, Normal<T, Element<T>, Same<T>>{x, normal, {weight}, zero});
   else if (bias)
-    fill_row<T>(n, y, Normal<T, Same<T>, Each<T>>{x, m, r, one, {bias}});
+    fill_row<T>(n, y, Normal<T, Same<T>, Element<T>>{x, normal, one, {bias}});
   else
-    fill_row<T>(n, y, Normal<T, Same<T>, Same<T>>{x, m, r, one, zero});
+    fill_row<T>(n, y, Normal<T, Same<T>, Same<T>>{x, normal, one, zero});
 }
 
 template <class T>
+void wide_layer_norm_backward_row(const T* dy, const T* x, const T* weight, const T* statistics,
+                                  T* dx, T* dweight, T* dbias, int64_t n) {
+  using W = cpu::Wide<T>;
+  W c1 = 0, c2 = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const W g = static_cast<W>(dy[i]) * (weight ? weight[i] : T(1));
+    c1 += g / n;
+    c2 += g * wide_normal(x[i], statistics) / n;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const W g = static_cast<W>(dy[i]) * (weight ? weight[i] : T(1)),
+            normal = wide_normal(x[i], statistics);
+    if (dx) dx[i] = static_cast<T>((g - c1 - normal * c2) / statistics[2]);
+    if (dweight) dweight[i] += static_cast<T>(dy[i] * normal);
+    if (dbias) dbias[i] += dy[i];
+  }
+}
+template <class T>
 void layer_norm_backward_row(const T* dy, const T* x, const T* weight, const T* statistics, T* dx,
                              T* dweight, T* dbias, int64_t n) {
-  LayerNormGradient<T>{
-      dy, x, weight, dx, dweight, dbias, Pack<T>(statistics[0]), Pack<T>(statistics[1])}
-      .run(n);
+  const LayerNormGradient<T> row{dy, x, weight, dx, dweight, dbias, RowScale<T>(statistics)};
+  if (!cpu::is_moderate<T>(statistics[2]) || !row.run(n))
+    wide_layer_norm_backward_row(dy, x, weight, statistics, dx, dweight, dbias, n);
 }
 
 template <class T>
 void affine_row(const T* x, const T* mean, const T* scale, const T* shift, T* y, int64_t n) {
-  fill_row<T>(n, y, Affine<T, Each<T>, Each<T>, Each<T>>{x, {mean}, {scale}, {shift}});
+  fill_row<T>(n, y, Affine<T, Element<T>, Element<T>, Element<T>>{x, {mean}, {scale}, {shift}});
 }
 template <class T>
 void affine_plane(const T* x, T mean, T scale, T shift, T* y, int64_t n) {
@@ -175,7 +198,7 @@ void affine_plane(const T* x, T mean, T scale, T shift, T* y, int64_t n) {
 template <class T>
 void affine_backward_row(const T* dy, const T* x, const T* mean, const T* scale, const T* a,
                          const T* b, T* dx, int64_t n) {
-  fill_row<T>(n, dx, AffineGradient<T, Each<T>>{dy, x, {mean}, {scale}, {a}, {b}});
+  fill_row<T>(n, dx, AffineGradient<T, Element<T>>{dy, x, {mean}, {scale}, {a}, {b}});
 }
 template <class T>
 void affine_backward_plane(const T* dy, const T* x, T mean, T scale, T a, T b, T* dx, int64_t n) {

@@ -8,8 +8,8 @@ namespace lockstep::cpu {
 /// Rows of n elements without gaps. Pointers said to be optional may be null.
 template <class T>
 struct NormRows {
-  /// statistics = {mean, 1 / sqrt(variance + eps)}; y = (x - mean) rstd weight + bias, both
-  /// optional.
+  /// statistics = {mean, what rounding took from it, sqrt(variance + eps)};
+  /// y = (x - mean) / sqrt(variance + eps) * weight + bias, both optional.
   void (*layer_norm)(const T* x, const T* weight, const T* bias, double eps, T* y, T* statistics,
                      int64_t n);
   /// dx (optional) of one row; dweight and dbias (optional) grow by the row's share.

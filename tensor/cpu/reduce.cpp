@@ -1,12 +1,11 @@
-// Sums on the CPU. Dimensions are sorted by stride and merged, so that one of two loops runs along
-// memory: down a row that is summed up, or across a row of results that further rows are added to.
-// Short runs are summed in the element's own type and their results in double; work is cut into
-// blocks that depend on the shape alone, and the blocks' totals are added in order.
+// Sums and variances on the CPU. Dimensions are sorted by stride and merged, so that one of two
+// loops runs along memory: down a row that is reduced to one result, or across a row of results to
+// which further rows are added. Work is cut into blocks that depend on the shape alone, and the
+// totals of the blocks are combined in order.
 #include <algorithm>
 #include <limits>
 #include <memory>
 #include <type_traits>
-#include <vector>
 
 #include <lockstep/tensor/cpu/sum_rows.h>
 #include <lockstep/tensor/ops/reduce.h>
@@ -15,14 +14,9 @@
 namespace lockstep {
 namespace {
 
-/// What a short run of T is summed in, and what the runs' sums are added up in.
-template <class T>
-using Run = std::conditional_t<std::is_floating_point_v<T>, T, int64_t>;
-template <class T>
-using Total = std::conditional_t<std::is_floating_point_v<T>, double, int64_t>;
-
 constexpr int64_t kTile = 512;       // results that one task keeps at a time
-constexpr int64_t kRunRows = 64;     // rows added in Run<T> before they move to Total<T>
+constexpr int64_t kRunRows = 64;     // at least so many rows are added at a time
+constexpr int64_t kPiece = 8192;     // of a row whose moments are taken while it is in cache
 constexpr int64_t kBlock = 32768;    // elements worth a task of their own
 constexpr int64_t kMostBlocks = 64;  // into which the elements of one result are cut
 
@@ -88,98 +82,98 @@ struct Plan {
   }
 };
 
-/// The summed-up quantity: an element, or its squared deviation from a centre.
-template <bool kSquares, class T>
-Run<T> term(T x, [[maybe_unused]] Run<T> centre) {
-  if constexpr (kSquares)
-    return (x - centre) * (x - centre);
-  else
-    return x;
-}
+// A quantity Q over elements of type T: its Total<T>, how a row or rows of elements are added to
+// totals, and how totals are combined.
 
-/// f32 and f64 rows without gaps have SIMD kernels.
-template <class T>
-constexpr bool kHasRows = std::is_floating_point_v<T>;
+struct SumOf {
+  /// Integers wrap around where their sum leaves i64.
+  template <class T>
+  using Total = std::conditional_t<std::is_floating_point_v<T>, cpu::Wide<T>, uint64_t>;
 
-template <bool kSquares, class T>
-Total<T> sum_row(const T* x, int64_t stride, int64_t n, Run<T> centre) {
-  if constexpr (kHasRows<T>) {
-    if (stride == 1 && n >= 4)
-      return kSquares ? cpu::sum_rows<T>().squares(x, centre, n) : cpu::sum_rows<T>().sum(x, n);
-  }
-  Total<T> total = 0;
-  for (int64_t i = 0; i < n; ++i) total += term<kSquares>(x[i * stride], centre);
-  return total;
-}
-
-/// totals[j] += the terms of `rows` rows, `step` apart; at most kTile columns.
-template <bool kSquares, class T>
-void sum_columns(const T* x, int64_t step, int64_t rows, int64_t stride, int64_t n,
-                 const Run<T>* centre, Total<T>* totals) {
-  Run<T> runs[kTile];
-  for (int64_t r = 0; r < rows; r += kRunRows) {
-    const int64_t r_end = std::min(rows, r + kRunRows);
-    std::fill_n(runs, n, Run<T>(0));
-    if constexpr (kHasRows<T>) {
-      if (stride == 1) {
-        const T* block = x + r * step;
-        if (kSquares)
-          cpu::sum_rows<T>().add_squares(block, step, r_end - r, n, centre, runs);
-        else
-          cpu::sum_rows<T>().add(block, step, r_end - r, n, runs);
-        for (int64_t j = 0; j < n; ++j) totals[j] += runs[j];
-        continue;
-      }
+  template <class T>
+  static void add_row(const T* x, int64_t stride, int64_t n, Total<T>& total) {
+    if (stride != 1) {
+      for (int64_t i = 0; i < n; ++i) total += static_cast<Total<T>>(x[i * stride]);
+    } else if constexpr (std::is_floating_point_v<T>) {
+      total += cpu::sum_rows<T>().sum(x, n);
+    } else {
+      for (int64_t i = 0; i < n; ++i) total += static_cast<Total<T>>(x[i]);
     }
-    for (int64_t i = r; i < r_end; ++i) {
-      const T* row = x + i * step;
+  }
+  /// totals[j] grow by the elements of `rows` rows, `step` apart; at most kTile columns.
+  template <class T>
+  static void add_columns(const T* x, int64_t step, int64_t rows, int64_t stride, int64_t n,
+                          Total<T>* totals) {
+    if constexpr (std::is_floating_point_v<T>)
+      if (stride == 1) return cpu::sum_rows<T>().add(x, step, rows, n, totals);
+    for (int64_t i = 0; i < rows; ++i, x += step)
       if (stride == 1)
-        for (int64_t j = 0; j < n; ++j) runs[j] += term<kSquares>(row[j], centre[j]);
+        for (int64_t j = 0; j < n; ++j) totals[j] += static_cast<Total<T>>(x[j]);
       else
-        for (int64_t j = 0; j < n; ++j) runs[j] += term<kSquares>(row[j * stride], centre[j]);
-    }
-    for (int64_t j = 0; j < n; ++j) totals[j] += runs[j];
+        for (int64_t j = 0; j < n; ++j) totals[j] += static_cast<Total<T>>(x[j * stride]);
   }
-}
+  template <class V>
+  static void combine(V& total, const V& other) {
+    total += other;
+  }
+};
 
-/// One whole reduction: tasks (kept index, tile of results, block of summed elements) in any order.
-template <bool kSquares, class T, class Out>
-class Sum {
+struct MomentsOf {
+  template <class T>
+  using Total = cpu::Moments<T>;
+
+  template <class T>
+  static void add_row(const T* x, int64_t stride, int64_t n, Total<T>& total) {
+    for (int64_t i = 0; i < n; i += kPiece) {
+      const int64_t k = std::min(kPiece, n - i);
+      total.combine(stride == 1 ? cpu::sum_rows<T>().moments(x + i, k)
+                                : Total<T>::strided(x + i * stride, stride, k));
+    }
+  }
+  template <class T>
+  static void add_columns(const T* x, int64_t step, int64_t rows, int64_t stride, int64_t n,
+                          Total<T>* totals) {
+    if (stride == 1) return cpu::sum_rows<T>().add_moments(x, step, rows, n, totals);
+    for (int64_t j = 0; j < n; ++j) add_row(x + j * stride, step, rows, totals[j]);
+  }
+  template <class V>
+  static void combine(V& total, const V& other) {
+    total.combine(other);
+  }
+};
+
+/// One whole reduction: tasks (kept index, tile of results, block of reduced elements) in any order.
+/// write(i, total) is called once for each result.
+template <class Q, class T, class Write>
+class Reduction {
+  using Total = typename Q::template Total<T>;
+
  public:
-  Sum(const Tensor& y, const Tensor& x, Out* out, const double* centre, double scale)
-      : plan_(y, x),
-        x_(x.data<T>()),
-        out_(out),
-        centre_(centre),
-        scale_(scale),
-        results_(y.numel()) {
+  Reduction(const Tensor& y, const Tensor& x, Write write)
+      : plan_(y, x), x_(x.data<T>()), write_(write), results_(y.numel()) {
     const Plan& p = plan_;
+    int64_t least = kBlock;
     if (p.inner_summed) {
       per_result_ = p.summed.count * p.inner.size;
-      least_ = kBlock;
     } else {
       tiles_ = (p.inner.size + kTile - 1) / kTile;
       per_result_ = p.summed.count;
-      least_ = std::max(kRunRows, kBlock / std::min(p.inner.size, kTile));
+      least = std::max(kRunRows, kBlock / std::min(p.inner.size, kTile));
     }
     const int64_t groups = p.kept.count * tiles_;
     block_ = groups >= kMostBlocks
                  ? per_result_
-                 : std::max(least_, (per_result_ + kMostBlocks - 1) / kMostBlocks);
+                 : std::max(least, (per_result_ + kMostBlocks - 1) / kMostBlocks);
     blocks_ = (per_result_ + block_ - 1) / block_;
     tasks_ = groups * blocks_;
   }
 
   void run() {
-    if (blocks_ > 1) partial_.reset(new Total<T>[static_cast<size_t>(blocks_ * results_)]);
+    if (blocks_ > 1) partial_.reset(new Total[static_cast<size_t>(blocks_ * results_)]);
     const int64_t work = std::min(block_, per_result_) *
                          (plan_.inner_summed ? 1 : std::min(plan_.inner.size, kTile));
     parallel_for(tasks_, std::max<int64_t>(1, kBlock / work), [this](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) {
-        if (plan_.inner_summed && blocks_ == 1) {
-          row_task(task, 0, 0, per_result_);
-          continue;
-        }
         const int64_t group = task / blocks_, first = task % blocks_ * block_;
         const int64_t last = std::min(per_result_, first + block_);
         if (plan_.inner_summed)
@@ -190,39 +184,35 @@ class Sum {
     });
     if (blocks_ == 1) return;
     parallel_for(results_, kTile, [this](int64_t begin, int64_t end) {
-      Total<T> totals[kTile] = {};
+      Total totals[kTile] = {};
       for (int64_t b = 0; b < blocks_; ++b)
-        for (int64_t i = begin; i < end; ++i) totals[i - begin] += partial_[b * results_ + i];
-      for (int64_t i = begin; i < end; ++i) write(i, totals[i - begin]);
+        for (int64_t i = begin; i < end; ++i)
+          Q::combine(totals[i - begin], partial_[b * results_ + i]);
+      for (int64_t i = begin; i < end; ++i) write_(i, totals[i - begin]);
     });
   }
 
  private:
-  void write(int64_t i, Total<T> total) {
-    if constexpr (std::is_floating_point_v<T>)
-      out_[i] = static_cast<Out>(total * scale_);
-    else
-      out_[i] = total;
-  }
-  void finish(int64_t i, int64_t block, Total<T> total) {
+  void finish(int64_t i, int64_t block, const Total& total) {
     if (blocks_ > 1)
       partial_[block * results_ + i] = total;
     else
-      write(i, total);
+      write_(i, total);
   }
-  Run<T> centre(int64_t i) const { return kSquares ? static_cast<Run<T>>(centre_[i]) : Run<T>(0); }
 
   /// Elements first .. last of one result, counted along its rows.
   void row_task(int64_t group, int64_t block, int64_t first, int64_t last) {
     const Axis& inner = plan_.inner;
     const Axis at = plan_.kept.at(group);
-    if (per_result_ == inner.size && blocks_ == 1)
-      return write(at.y, sum_row<kSquares>(x_ + at.x, inner.x, inner.size, centre(at.y)));
-    Total<T> total = 0;
+    Total total{};
+    if (per_result_ == inner.size && blocks_ == 1) {
+      Q::add_row(x_ + at.x, inner.x, inner.size, total);
+      return write_(at.y, total);
+    }
     while (first < last) {
       const int64_t column = first % inner.size, n = std::min(last - first, inner.size - column);
       const T* row = x_ + at.x + plan_.summed.at(first / inner.size).x + column * inner.x;
-      total += sum_row<kSquares>(row, inner.x, n, centre(at.y));
+      Q::add_row(row, inner.x, n, total);
       first += n;
     }
     finish(at.y, block, total);
@@ -236,26 +226,20 @@ class Sum {
     const int64_t n = std::min(kTile, inner.size - column), rows = last - first;
     const T* x = x_ + at.x + column * inner.x;
     const int64_t y = at.y + column * inner.y;
-    Total<T> totals[kTile] = {};
-    Run<T> centres[kTile] = {};
+    Total totals[kTile] = {};
     if (n == inner.size && n <= kTile / 8 && inner.x == 1 && summed.n == 1 &&
         summed.axis[0].x == n) {
       // Narrow rows without gaps: several of them make one wide row.
       const int64_t fold = kTile / n, wide = fold * n;
-      if constexpr (kSquares)
-        for (int64_t j = 0; j < wide; ++j) centres[j] = centre(y + j % n * inner.y);
       x += first * n;
-      sum_columns<kSquares>(x, wide, rows / fold, 1, wide, centres, totals);
-      for (int64_t j = n; j < wide; ++j) totals[j % n] += totals[j];
-      sum_columns<kSquares>(x + rows / fold * wide, n, rows % fold, 1, n, centres, totals);
+      Q::add_columns(x, wide, rows / fold, 1, wide, totals);
+      for (int64_t j = n; j < wide; ++j) Q::combine(totals[j % n], totals[j]);
+      Q::add_columns(x + rows / fold * wide, n, rows % fold, 1, n, totals);
     } else {
-      if constexpr (kSquares)
-        for (int64_t j = 0; j < n; ++j) centres[j] = centre(y + j * inner.y);
       const Axis run = summed.n ? summed.axis[summed.n - 1] : Axis();
       while (first < last) {
         const int64_t evenly_spaced = std::min(last - first, run.size - first % run.size);
-        sum_columns<kSquares>(x + summed.at(first).x, run.x, evenly_spaced, inner.x, n, centres,
-                              totals);
+        Q::add_columns(x + summed.at(first).x, run.x, evenly_spaced, inner.x, n, totals);
         first += evenly_spaced;
       }
     }
@@ -264,30 +248,34 @@ class Sum {
 
   Plan plan_;
   const T* x_;
-  Out* out_;
-  const double* centre_;
-  double scale_;
-  int64_t results_, tiles_ = 1, per_result_, least_, block_, blocks_, tasks_;
-  std::unique_ptr<Total<T>[]> partial_;  // [blocks, results]
+  Write write_;
+  int64_t results_, tiles_ = 1, per_result_, block_, blocks_, tasks_;
+  std::unique_ptr<Total[]> partial_;  // [blocks, results]
 };
 
 void sum_cpu(const Tensor& y, const Tensor& x, double scale) {
   dispatch("sum", x.dtype(), [&]<class T>(TypeTag<T>) {
     using Out = std::conditional_t<std::is_floating_point_v<T>, T, int64_t>;
-    if (x.numel() == 0)
-      std::fill_n(y.data<Out>(), y.numel(), static_cast<Out>(0 * scale));
-    else
-      Sum<false, T, Out>(y, x, y.data<Out>(), nullptr, scale).run();
+    Out* out = y.data<Out>();
+    if (x.numel() == 0) return void(std::fill_n(out, y.numel(), static_cast<Out>(0 * scale)));
+    auto write = [=](int64_t i, SumOf::Total<T> total) {
+      if constexpr (std::is_floating_point_v<T>)
+        out[i] = static_cast<T>(total * scale);
+      else
+        out[i] = static_cast<int64_t>(total);
+    };
+    Reduction<SumOf, T, decltype(write)>(y, x, write).run();
   });
 }
 
 void squared_deviations_cpu(const Tensor& y, const Tensor& x, double scale) {
   dispatch_floating("var", x.dtype(), [&]<class T>(TypeTag<T>) {
-    if (x.numel() == 0) return void(std::fill_n(y.data<T>(), y.numel(), static_cast<T>(0 * scale)));
-    std::vector<double> means(static_cast<size_t>(y.numel()));
-    const double n = static_cast<double>(x.numel() / y.numel());
-    Sum<false, T, double>(y, x, means.data(), nullptr, 1 / n).run();
-    Sum<true, T, T>(y, x, y.data<T>(), means.data(), scale).run();
+    T* out = y.data<T>();
+    if (x.numel() == 0) return void(std::fill_n(out, y.numel(), static_cast<T>(0 * scale)));
+    auto write = [=](int64_t i, const cpu::Moments<T>& m) {
+      out[i] = static_cast<T>(m.m2 * scale);
+    };
+    Reduction<MomentsOf, T, decltype(write)>(y, x, write).run();
   });
 }
 

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include <lockstep/tensor/cpu/moments.h>
 #include <lockstep/tensor/cpu/pack-inl.h>
 
 HWY_BEFORE_NAMESPACE();
@@ -106,6 +107,49 @@ HWY_INLINE double sum_terms(int64_t n, const Term& term) {
   sum.end_chains();
   sum.end_runs();
   return sum.total;
+}
+
+/// Operands of a row: its elements, or their differences from a centre and the squares of these.
+template <class T>
+struct Element {
+  const T* p;
+  HWY_INLINE Pack<T> whole(int64_t i) const { return load(p + i); }
+  HWY_INLINE Pack<T> part(int64_t i, int64_t k) const { return load_first(p + i, k, Pack<T>(0)); }
+};
+template <class T>
+struct Deviation {
+  const T* x;
+  Pack<T> centre;
+  HWY_INLINE Pack<T> whole(int64_t i) const { return load(x + i) - centre; }
+  HWY_INLINE Pack<T> part(int64_t i, int64_t k) const {
+    return load_first(x + i, k, centre) - centre;
+  }
+};
+template <class T>
+struct SquaredDeviation {
+  Deviation<T> d;
+  HWY_INLINE Pack<T> whole(int64_t i) const { return d.whole(i) * d.whole(i); }
+  HWY_INLINE Pack<T> part(int64_t i, int64_t k) const { return d.part(i, k) * d.part(i, k); }
+};
+
+/// The sum of a row. What overflows in T is summed again in Wide<T>.
+template <class T>
+HWY_INLINE cpu::Wide<T> row_sum(const T* x, int64_t n) {
+  cpu::Wide<T> sum = sum_terms<T>(n, Element<T>{x});
+  if (!(std::abs(sum) <= std::numeric_limits<double>::max())) {
+    sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum += x[i];
+  }
+  return sum;
+}
+/// The moments of a row of n >= 1 elements, in three passes over memory that is in cache.
+template <class T>
+HWY_INLINE cpu::Moments<T> row_moments(const T* x, int64_t n) {
+  const Deviation<T> d{x, Pack<T>(static_cast<double>(row_sum(x, n) / n))};
+  const double squares = sum_terms<T>(n, SquaredDeviation<T>{d});
+  if (!cpu::in_range<T>(squares, n)) return cpu::Moments<T>::strided(x, 1, n);
+  const T centre = hn::GetLane(d.centre.r);
+  return cpu::Moments<T>::about(centre, n, sum_terms<T>(n, d), squares);
 }
 
 /// y[i] = f at i, for a row.

@@ -74,12 +74,6 @@ struct Product {  // a * b
   }
 };
 template <class T>
-struct Plain {
-  const T* x;
-  HWY_INLINE Pack<T> whole(int64_t i) const { return load(x + i); }
-  HWY_INLINE Pack<T> part(int64_t i, int64_t k) const { return load_first(x + i, k, Pack<T>(0)); }
-};
-template <class T>
 struct SoftmaxGradient {  // y * (dy - dot)
   const T *y, *dy;
   Pack<T> dot;
@@ -89,12 +83,12 @@ struct SoftmaxGradient {  // y * (dy - dot)
   }
 };
 template <class T>
-struct LogSoftmaxGradient {  // dy - exp(y) * sum
+struct LogSoftmaxGradient {  // dy - exp(y) * a * b
   const T *y, *dy;
-  Pack<T> sum;
-  HWY_INLINE Pack<T> whole(int64_t i) const { return load(dy + i) - exp(load(y + i)) * sum; }
+  Pack<T> a, b;
+  HWY_INLINE Pack<T> whole(int64_t i) const { return load(dy + i) - exp(load(y + i)) * a * b; }
   HWY_INLINE Pack<T> part(int64_t i, int64_t k) const {
-    return load_first(dy + i, k, Pack<T>(0)) - exp(load_first(y + i, k, Pack<T>(0))) * sum;
+    return load_first(dy + i, k, Pack<T>(0)) - exp(load_first(y + i, k, Pack<T>(0))) * a * b;
   }
 };
 template <class T>
@@ -132,8 +126,10 @@ void softmax_backward_row(const T* y, const T* dy, T* dx, int64_t n) {
 }
 template <class T>
 void log_softmax_backward_row(const T* y, const T* dy, T* dx, int64_t n) {
-  const double sum = sum_terms<T>(n, Plain<T>{dy});
-  fill_row<T>(n, dx, LogSoftmaxGradient<T>{y, dy, Pack<T>(sum)});
+  const cpu::Wide<T> sum = row_sum(dy, n);
+  // A sum beyond the range of T is a product of two numbers within it.
+  const T b = std::abs(sum) > std::numeric_limits<T>::max() ? T(0x1p100) : T(1);
+  fill_row<T>(n, dx, LogSoftmaxGradient<T>{y, dy, Pack<T>(static_cast<double>(sum / b)), Pack<T>(b)});
 }
 template <class T>
 void scaled_softmax_row(const T* x, T max, T log_sum, T base, T scale, T* dx, int64_t n) {

@@ -1,4 +1,4 @@
-// Across rows, eight are added at a time, so that the sums are stored once in eight loads and
+// Across rows, several are added at a time, so that the sums are stored once in several loads and
 // memory is read in long runs.
 #include <lockstep/tensor/cpu/simd_targets.h>
 #undef HWY_TARGET_INCLUDE
@@ -13,20 +13,8 @@ namespace lockstep::HWY_NAMESPACE {
 
 namespace {
 
-template <class T>
-struct Element {
-  const T* x;
-  HWY_INLINE Pack<T> whole(int64_t i) const { return load(x + i); }
-  HWY_INLINE Pack<T> part(int64_t i, int64_t k) const { return load_first(x + i, k, Pack<T>(0)); }
-};
-template <class T>
-struct SquareFrom {
-  const T* x;
-  Pack<T> centre;
-  HWY_INLINE Pack<T> of(Pack<T> v) const { return (v - centre) * (v - centre); }
-  HWY_INLINE Pack<T> whole(int64_t i) const { return of(load(x + i)); }
-  HWY_INLINE Pack<T> part(int64_t i, int64_t k) const { return of(load_first(x + i, k, centre)); }
-};
+using cpu::Moments, cpu::Wide;
+
 template <class T>
 struct ProductFrom {
   const T *a, *x;
@@ -38,78 +26,60 @@ struct ProductFrom {
 };
 
 template <class T>
-double sum_row(const T* x, int64_t n) {
-  return sum_terms<T>(n, Element<T>{x});
+Wide<T> sum_row(const T* x, int64_t n) {
+  return row_sum(x, n);
 }
 template <class T>
-double squares_row(const T* x, T centre, int64_t n) {
-  return sum_terms<T>(n, SquareFrom<T>{x, Pack<T>(centre)});
-}
-template <class T>
-double products_row(const T* a, const T* x, T centre, int64_t n) {
-  return sum_terms<T>(n, ProductFrom<T>{a, x, Pack<T>(centre)});
-}
-
-template <bool kSquares, class T>
-HWY_INLINE Pack<T> term(Pack<T> x, Pack<T> centre) {
-  if constexpr (kSquares)
-    return (x - centre) * (x - centre);
-  else
-    return x;
+Wide<T> products_row(const T* a, const T* x, T centre, int64_t n) {
+  const double fast = sum_terms<T>(n, ProductFrom<T>{a, x, Pack<T>(centre)});
+  if (cpu::in_range<T>(fast, n)) return fast;
+  Wide<T> sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += static_cast<Wide<T>>(a[i]) * (static_cast<Wide<T>>(x[i]) - centre);
+  return sum;
 }
 
-/// sums += the terms of 1 or 8 rows, for one pack of columns.
-template <bool kSquares, int kRows, class T, class Columns>
-HWY_INLINE void add_pack(const T* x, int64_t stride, Columns columns, const T* centre, T* sums) {
-  Pack<T> c(0);
-  if constexpr (kSquares) c = columns.get(centre);
-  Pack<T> s = term<kSquares>(columns.get(x), c);
+/// sums += 1 or 8 rows, for one pack of columns.
+template <int kRows, class T, class Columns>
+HWY_INLINE void add_pack(const T* x, int64_t stride, Columns columns, T* sums) {
+  Pack<T> s = columns.get(x);
   if constexpr (kRows == 8) {
-    Pack<T> t = term<kSquares>(columns.get(x + stride), c);
-    s = s + term<kSquares>(columns.get(x + 2 * stride), c);
-    t = t + term<kSquares>(columns.get(x + 3 * stride), c);
-    s = s + term<kSquares>(columns.get(x + 4 * stride), c);
-    t = t + term<kSquares>(columns.get(x + 5 * stride), c);
-    s = s + term<kSquares>(columns.get(x + 6 * stride), c);
-    t = t + term<kSquares>(columns.get(x + 7 * stride), c);
+    Pack<T> t = columns.get(x + stride);
+    s = s + columns.get(x + 2 * stride);
+    t = t + columns.get(x + 3 * stride);
+    s = s + columns.get(x + 4 * stride);
+    t = t + columns.get(x + 5 * stride);
+    s = s + columns.get(x + 6 * stride);
+    t = t + columns.get(x + 7 * stride);
     s = s + t;
   }
   columns.put(columns.get(sums) + s, sums);
 }
-template <bool kSquares, int kRows, class T>
-HWY_INLINE void add_group(const T* x, int64_t stride, int64_t n, const T* centre, T* sums) {
+template <int kRows, class T>
+HWY_INLINE void add_group(const T* x, int64_t stride, int64_t n, T* sums) {
   const int64_t lanes = lanes_of<T>();
   int64_t j = 0;
-  for (; j + lanes <= n; j += lanes)
-    add_pack<kSquares, kRows>(x + j, stride, WholePack<T>(), centre + j, sums + j);
-  if (j < n) add_pack<kSquares, kRows>(x + j, stride, PartOfPack<T>{n - j}, centre + j, sums + j);
+  for (; j + lanes <= n; j += lanes) add_pack<kRows>(x + j, stride, WholePack<T>(), sums + j);
+  if (j < n) add_pack<kRows>(x + j, stride, PartOfPack<T>{n - j}, sums + j);
 }
-template <bool kSquares, class T>
-HWY_INLINE void add_all(const T* x, int64_t stride, int64_t rows, int64_t n, const T* centre,
-                        T* sums) {
+template <class T>
+HWY_INLINE void add_in_t(const T* x, int64_t stride, int64_t rows, int64_t n, T* sums) {
   int64_t r = 0;
-  for (; r + 8 <= rows; r += 8) add_group<kSquares, 8>(x + r * stride, stride, n, centre, sums);
-  for (; r < rows; ++r) add_group<kSquares, 1>(x + r * stride, stride, n, centre, sums);
-}
-template <class T>
-void add_rows(const T* x, int64_t stride, int64_t rows, int64_t n, T* sums) {
-  add_all<false>(x, stride, rows, n, sums, sums);
-}
-template <class T>
-void add_square_rows(const T* x, int64_t stride, int64_t rows, int64_t n, const T* centre,
-                     T* sums) {
-  add_all<true>(x, stride, rows, n, centre, sums);
+  for (; r + 8 <= rows; r += 8) add_group<8>(x + r * stride, stride, n, sums);
+  for (; r < rows; ++r) add_group<1>(x + r * stride, stride, n, sums);
 }
 
+/// sums += a, products += a (x - centre), for one pack of columns. Where a is null it is x - centre
+/// itself, so that products are squares.
 template <int kRows, class T, class Columns>
 HWY_INLINE void add_product_pack(const T* a, const T* x, int64_t stride, Columns columns,
                                  const T* centre, T* sums, T* products) {
   const Pack<T> c = columns.get(centre);
   Pack<T> s = columns.get(sums), p = columns.get(products);
   for (int r = 0; r < kRows; ++r) {
-    const Pack<T> v = columns.get(a + r * stride);
+    const Pack<T> deviation = columns.get(x + r * stride) - c;
+    const Pack<T> v = a ? columns.get(a + r * stride) : deviation;
     s = s + v;
-    p = p + v * (columns.get(x + r * stride) - c);
+    p = p + v * deviation;
   }
   columns.put(s, sums);
   columns.put(p, products);
@@ -120,26 +90,119 @@ HWY_INLINE void add_product_group(const T* a, const T* x, int64_t stride, int64_
   const int64_t lanes = lanes_of<T>();
   int64_t j = 0;
   for (; j + lanes <= n; j += lanes)
-    add_product_pack<kRows>(a + j, x + j, stride, WholePack<T>(), centre + j, sums + j,
+    add_product_pack<kRows>(a ? a + j : a, x + j, stride, WholePack<T>(), centre + j, sums + j,
                             products + j);
   if (j < n)
-    add_product_pack<kRows>(a + j, x + j, stride, PartOfPack<T>{n - j}, centre + j, sums + j,
-                            products + j);
+    add_product_pack<kRows>(a ? a + j : a, x + j, stride, PartOfPack<T>{n - j}, centre + j,
+                            sums + j, products + j);
 }
 template <class T>
-void add_product_rows(const T* a, const T* x, int64_t stride, int64_t rows, int64_t n,
-                      const T* centre, T* sums, T* products) {
+HWY_INLINE void add_products_in_t(const T* a, const T* x, int64_t stride, int64_t rows, int64_t n,
+                                  const T* centre, T* sums, T* products) {
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4)
-    add_product_group<4>(a + r * stride, x + r * stride, stride, n, centre, sums, products);
+    add_product_group<4>(a ? a + r * stride : a, x + r * stride, stride, n, centre, sums, products);
   for (; r < rows; ++r)
-    add_product_group<1>(a + r * stride, x + r * stride, stride, n, centre, sums, products);
+    add_product_group<1>(a ? a + r * stride : a, x + r * stride, stride, n, centre, sums, products);
+}
+
+// A tile of so many rows and columns is summed in T.
+constexpr int64_t kRows = 64, kColumns = 512;
+
+/// Calls f(first row, rows, first column, columns) for the tiles of a block, row by row.
+template <class F>
+HWY_INLINE void for_each_tile(int64_t rows, int64_t n, const F& f) {
+  for (int64_t r = 0; r < rows; r += kRows)
+    for (int64_t j = 0; j < n; j += kColumns)
+      f.tile(r, rows - r < kRows ? rows - r : kRows, j, n - j < kColumns ? n - j : kColumns);
+}
+
+template <class T>
+struct AddRows {
+  const T* x;
+  int64_t stride;
+  Wide<T>* sums;
+  HWY_INLINE void tile(int64_t r, int64_t rows, int64_t column, int64_t n) const {
+    const T* from = x + r * stride + column;
+    T run[kColumns];
+    std::fill_n(run, n, T(0));
+    add_in_t(from, stride, rows, n, run);
+    for (int64_t j = 0; j < n; ++j) {
+      Wide<T> sum = run[j];
+      if (!(std::abs(run[j]) <= std::numeric_limits<T>::max())) {
+        sum = 0;
+        for (int64_t i = 0; i < rows; ++i) sum += from[i * stride + j];
+      }
+      sums[column + j] += sum;
+    }
+  }
+};
+template <class T>
+void add_rows(const T* x, int64_t stride, int64_t rows, int64_t n, Wide<T>* sums) {
+  for_each_tile(rows, n, AddRows<T>{x, stride, sums});
+}
+
+template <class T>
+struct AddMoments {
+  const T* x;
+  int64_t stride;
+  Moments<T>* moments;
+  HWY_INLINE void tile(int64_t r, int64_t rows, int64_t column, int64_t n) const {
+    const T* from = x + r * stride + column;
+    T centre[kColumns], deviations[kColumns], squares[kColumns];
+    for (T* sums : {centre, deviations, squares}) std::fill_n(sums, n, T(0));
+    add_in_t(from, stride, rows, n, centre);
+    for (int64_t j = 0; j < n; ++j) centre[j] /= static_cast<T>(rows);
+    add_products_in_t<T>(nullptr, from, stride, rows, n, centre, deviations, squares);
+    for (int64_t j = 0; j < n; ++j)
+      moments[column + j].combine(
+          cpu::in_range<T>(squares[j], rows)
+              ? Moments<T>::about(centre[j], rows, deviations[j], squares[j])
+              : Moments<T>::strided(from + j, stride, rows));
+  }
+};
+template <class T>
+void add_moment_rows(const T* x, int64_t stride, int64_t rows, int64_t n, Moments<T>* moments) {
+  for_each_tile(rows, n, AddMoments<T>{x, stride, moments});
+}
+
+template <class T>
+struct AddProducts {
+  const T *a, *x;
+  int64_t stride;
+  const T* centre;
+  Wide<T>*sums, *products;
+  HWY_INLINE void tile(int64_t r, int64_t rows, int64_t column, int64_t n) const {
+    const T *from = a + r * stride + column, *with = x + r * stride + column, *c = centre + column;
+    T run[kColumns], product[kColumns];
+    for (T* sums : {run, product}) std::fill_n(sums, n, T(0));
+    add_products_in_t(from, with, stride, rows, n, c, run, product);
+    for (int64_t j = 0; j < n; ++j) {
+      Wide<T> s = run[j], p = product[j];
+      if (!cpu::in_range<T>(product[j], rows) ||
+          !(std::abs(run[j]) <= std::numeric_limits<T>::max())) {
+        s = p = 0;
+        for (int64_t i = 0; i < rows; ++i) {
+          s += from[i * stride + j];
+          p += static_cast<Wide<T>>(from[i * stride + j]) *
+               (static_cast<Wide<T>>(with[i * stride + j]) - c[j]);
+        }
+      }
+      sums[column + j] += s;
+      products[column + j] += p;
+    }
+  }
+};
+template <class T>
+void add_product_rows(const T* a, const T* x, int64_t stride, int64_t rows, int64_t n,
+                      const T* centre, Wide<T>* sums, Wide<T>* products) {
+  for_each_tile(rows, n, AddProducts<T>{a, x, stride, centre, sums, products});
 }
 
 template <class T>
 const cpu::SumRows<T>* rows_of() {
-  static constexpr cpu::SumRows<T> rows{sum_row<T>,  squares_row<T>,     products_row<T>,
-                                        add_rows<T>, add_square_rows<T>, add_product_rows<T>};
+  static constexpr cpu::SumRows<T> rows{sum_row<T>,  products_row<T>,    row_moments<T>,
+                                        add_rows<T>, add_moment_rows<T>, add_product_rows<T>};
   return &rows;
 }
 

@@ -1,27 +1,27 @@
 // Sums along and across rows without gaps, in f32 and f64, for every instruction set: what
-// reductions and batch norm are made of.
+// reductions, batch norm and layer norm are made of. Short runs are summed in T and their results
+// in Wide<T>; where a run leaves T's range, it is summed in Wide<T> throughout.
 #pragma once
 
-#include <cstdint>
+#include <lockstep/tensor/cpu/moments.h>
 
 namespace lockstep::cpu {
 
 /// Rows have n elements without gaps; row r of a block begins at x + r * stride.
 template <class T>
 struct SumRows {
-  double (*sum)(const T* x, int64_t n);
-  /// The sum of (x - centre)^2.
-  double (*squares)(const T* x, T centre, int64_t n);
+  Wide<T> (*sum)(const T* x, int64_t n);
   /// The sum of a (x - centre).
-  double (*products)(const T* a, const T* x, T centre, int64_t n);
-  /// sums[j] += x[j], over all rows; in T, so call it for at most some hundred rows.
-  void (*add)(const T* x, int64_t stride, int64_t rows, int64_t n, T* sums);
-  /// sums[j] += (x[j] - centre[j])^2, over all rows.
-  void (*add_squares)(const T* x, int64_t stride, int64_t rows, int64_t n, const T* centre,
-                      T* sums);
+  Wide<T> (*products)(const T* a, const T* x, T centre, int64_t n);
+  /// n >= 1.
+  Moments<T> (*moments)(const T* x, int64_t n);
+  /// sums[j] += x[j], over all rows.
+  void (*add)(const T* x, int64_t stride, int64_t rows, int64_t n, Wide<T>* sums);
+  /// moments[j] are combined with those of x[j] over all rows.
+  void (*add_moments)(const T* x, int64_t stride, int64_t rows, int64_t n, Moments<T>* moments);
   /// sums[j] += a[j], products[j] += a[j] (x[j] - centre[j]), over all rows of a and x.
   void (*add_products)(const T* a, const T* x, int64_t stride, int64_t rows, int64_t n,
-                       const T* centre, T* sums, T* products);
+                       const T* centre, Wide<T>* sums, Wide<T>* products);
 };
 
 template <class T>

@@ -1,12 +1,14 @@
 #include <lockstep/tensor/ops/batch_norm.h>
 
-#include <algorithm>
+#include <cmath>
 #include <initializer_list>
 #include <limits>
+#include <vector>
 
 #include <lockstep/tensor/op.h>
 #include <lockstep/tensor/ops/copy.h>
 #include <lockstep/tensor/ops/elementwise.h>
+#include <lockstep/tensor/ops/range_scale.h>
 #include <lockstep/tensor/ops/reduce.h>
 
 namespace lockstep {
@@ -20,35 +22,38 @@ Tensor in_order_of(const Tensor& x, const Tensor& dy) {
   return same;
 }
 
-/// The statistics [2, C] of the whole batch from those of this party's `count` values per channel,
-/// and the count of all: combined in the parties' order (Chan, Golub and LeVeque, 1979).
+/// Combines the statistics [2, C] of this rank's `count` values per channel with those of the other
+/// ranks, in rank order, and returns the count of all (Chan, Golub and LeVeque, 1979).
 double combine(BatchNormReduction& shared, const Tensor& statistics, double count) {
+  using W = long double;  // squares of f64 deviations neither overflow nor vanish
   const int64_t channels = statistics.size(1);
-  const Tensor mine = empty({1 + 2 * channels}, {.dtype = DType::f64});  // count, means, variances
+  const Tensor mine = empty({1 + 2 * channels}, {.dtype = DType::f64});  // count, means, deviations
   mine.data<double>()[0] = count;
   Tensor(mine.narrow(0, 1, 2 * channels)).copy_(statistics.view({2 * channels}));
-  const Tensor all = shared.gather(mine).contiguous();  // [parties, 1 + 2 C]
-  double* result = statistics.data<double>();
-  std::fill_n(result, 2 * channels, 0.0);
+  const Tensor all = shared.gather(mine).contiguous();  // [ranks, 1 + 2 C]
+  std::vector<W> means(static_cast<size_t>(channels)), variances(means);
   double total = 0;
-  for (int64_t party = 0; party < all.size(0); ++party) {
-    const double* theirs = all.data<double>() + party * all.size(1);
+  for (int64_t rank = 0; rank < all.size(0); ++rank) {
+    const double* theirs = all.data<double>() + rank * all.size(1);
     const double n = theirs[0];
     if (n == 0) continue;
     const double share = n / (total + n);
-    for (int64_t c = 0; c < channels; ++c) {
-      double &mean = result[c], &variance = result[channels + c];
-      const double delta = theirs[1 + c] - mean;
-      mean += delta * share;
-      variance +=
-          (theirs[1 + channels + c] - variance) * share + delta * delta * share * (1 - share);
+    for (size_t c = 0; c < means.size(); ++c) {
+      const W deviation = theirs[means.size() + 1 + c], delta = theirs[1 + c] - means[c];
+      means[c] += delta * share;
+      variances[c] += (deviation * deviation - variances[c]) * share + delta * delta * share * (1 - share);
     }
     total += n;
+  }
+  double* result = statistics.data<double>();
+  for (size_t c = 0; c < means.size(); ++c) {
+    result[c] = static_cast<double>(means[c]);
+    result[means.size() + c] = static_cast<double>(std::sqrt(variances[c]));
   }
   return total;
 }
 
-/// x summed over all parties; so is its gradient, since each party's x reaches each party's y.
+/// x summed over all ranks; so is its gradient, since each rank's x reaches each rank's y.
 struct SharedSum {
   static constexpr const char* name = "batch_norm's shared sum";
   static constexpr unsigned saves = 0;
@@ -63,6 +68,14 @@ struct SharedSum {
     dx.set(0, apply(SharedSum{shared}, dy));
   }
 };
+
+/// How many values a channel of x [N, C, ...] has.
+int64_t values_per_channel(const Tensor& x) {
+  int64_t n = 1;
+  for (int d = 0; d < x.dim(); ++d)
+    if (d != 1) n *= x.shape()[d];
+  return n;
+}
 
 struct BatchNorm {
   static constexpr const char* name = "batch_norm";
@@ -79,7 +92,7 @@ struct BatchNorm {
         empty({2, x.size(1)}, {.dtype = DType::f64, .device = x.device()});
     if (by_batch) {
       kernels::batch_norm_statistics.on(x.device())(statistics, x);
-      count = static_cast<double>(x.numel() / x.size(1));
+      count = static_cast<double>(values_per_channel(x));
       if (shared) {
         const double own = count;
         count = combine(*shared, statistics, own);
@@ -90,13 +103,13 @@ struct BatchNorm {
       }
       if (running_mean.defined() && count > 0) {
         const Tensor mean = statistics[0].to(running_mean.dtype()),
-                     var = statistics[1].to(running_var.dtype());
+                     var = square(statistics[1]).to(running_var.dtype());
         running_mean.mul_(1 - momentum).add_(mean, momentum);
         running_var.mul_(1 - momentum).add_(var, momentum * (count / (count - 1)));
       }
     } else {
       statistics.select(0, 0).copy_(running_mean);
-      statistics.select(0, 1).copy_(running_var);
+      statistics.select(0, 1).copy_(sqrt(running_var.to(DType::f64)));
     }
     running_mean = running_var = Tensor();
     saved.keep(0, statistics);
@@ -111,9 +124,9 @@ struct BatchNorm {
     if (is_grad_enabled()) return backward_by_ops(x, weight, statistics, dy_any, dx);
     const Tensor dy = in_order_of(x, dy_any);
     const Tensor sums = empty(statistics.shape(), {.dtype = DType::f64, .device = x.device()});
-    kernels::batch_norm_sums.on(x.device())(sums, dy, x, statistics);
+    kernels::batch_norm_sums.on(x.device())(sums, dy, x, statistics, eps);
     Tensor sums_of_all = sums;
-    if (shared) {  // also where this party needs no dx: another one may
+    if (shared) {  // also where this rank needs no dx: another one may
       sums_of_all = sums.clone();
       shared->sum(sums_of_all);
     }
@@ -123,7 +136,7 @@ struct BatchNorm {
                                                   eps);
       dx.set(0, std::move(g));
     }
-    if (dx.needed(1)) dx.set(1, (sums[1] / sqrt(statistics[1] + eps)).to(x.dtype()));
+    if (dx.needed(1)) dx.set(1, sums[1].to(x.dtype()));
     if (dx.needed(2)) dx.set(2, sums[0].to(x.dtype()));
   }
 
@@ -138,20 +151,24 @@ struct BatchNorm {
       if (!shared) return mean(t, others, true);
       return apply(SharedSum{shared}, sum(t, others, true)) / count;
     };
-    Tensor centre, variance;
+    const Tensor deviation = statistics[1].to(x.dtype()).reshape(per_channel);
+    const Tensor range = detail::range_scale(maximum(deviation, std::sqrt(eps)));
+    const Tensor scaled = x * range;
+    Tensor centred, variance;
     if (by_batch) {
-      centre = over_batch(x);
-      variance = over_batch(square(x - centre));
+      const Tensor about_mean = scaled - over_batch(scaled);
+      centred = about_mean - over_batch(about_mean);  // the mean was rounded
+      variance = over_batch(square(centred));
     } else {
-      centre = statistics[0].to(x.dtype()).reshape(per_channel);
-      variance = statistics[1].to(x.dtype()).reshape(per_channel);
+      centred = scaled - statistics[0].to(x.dtype()).reshape(per_channel) * range;
+      variance = square(deviation * range);
     }
-    const Tensor rstd = 1.0 / sqrt(variance + eps);
-    const Tensor normal = (x - centre) * rstd;
+    const Tensor rstd = 1.0 / sqrt(variance + square(range * std::sqrt(eps)));
+    const Tensor normal = centred * rstd;
     if (dx.needed(0) || shared) {
       Tensor g = has_weight ? dy * weight.reshape(per_channel) : dy;
       if (by_batch) g = g - over_batch(g) - normal * over_batch(g * normal);
-      if (dx.needed(0)) dx.set(0, g * rstd);
+      if (dx.needed(0)) dx.set(0, g * rstd * range);
     }
     if (dx.needed(1)) dx.set(1, sum(dy * normal, others));
     if (dx.needed(2)) dx.set(2, sum(dy, others));
@@ -179,7 +196,7 @@ Tensor batch_norm(const Tensor& x, Tensor running_mean, Tensor running_var, cons
   }
   const bool by_batch = training || !running_mean.defined();
   if (!training) shared = nullptr;
-  LOCKSTEP_CHECK(!training || shared || x.numel() != channels, ShapeError,
+  LOCKSTEP_CHECK(!training || shared || values_per_channel(x) != 1, ShapeError,
                  "batch_norm: training needs more than one value per channel, got ", x.shape());
   const bool dense = x.is_contiguous() || x.is_channels_last();
   return apply(BatchNorm{running_mean, running_var, by_batch, weight.defined(), momentum, eps,

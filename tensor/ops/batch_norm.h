@@ -1,6 +1,6 @@
-// batch_norm: each channel normalised over the batch (Ioffe and Szegedy, 2015). The four kernels
-// keep the statistics apart from their use, so that several parties (ranks) that hold parts of one
-// batch can join them in between: what lies between is a BatchNormReduction.
+// batch_norm: each channel normalised over the batch (Ioffe and Szegedy, 2015). Statistics and
+// normalisation are separate kernels, so that ranks that share a batch can combine their statistics
+// in between, through a BatchNormReduction (SyncBatchNorm).
 #pragma once
 
 #include <memory>
@@ -9,14 +9,14 @@
 
 namespace lockstep {
 
-/// How the parties that share a batch exchange what they know of it. Each party makes the same
-/// calls in the same order, whatever part of the batch it holds, none included.
+/// How the ranks that share a batch exchange statistics. Each rank makes the same calls in the same
+/// order, whatever part of the batch it holds, none included.
 class LOCKSTEP_API BatchNormReduction {
  public:
   virtual ~BatchNormReduction() = default;
-  /// What each party gives, by party: [parties, ...t's shape].
+  /// The tensors of all ranks, stacked in rank order: [ranks, ...t's shape].
   virtual Tensor gather(const Tensor& t) = 0;
-  /// In place: the sum of what all parties give.
+  /// In place: the sum of the tensors of all ranks.
   virtual void sum(const Tensor& t) = 0;
 };
 
@@ -26,9 +26,9 @@ class LOCKSTEP_API BatchNormReduction {
 ///   running = (1 - momentum) running + momentum batch
 /// Otherwise the running ones are used; where they are undefined, always the batch's. The result
 /// keeps x's memory order. An empty batch changes no running statistics. With `shared`, a training
-/// batch is what all its parties hold together, as are the sums behind x's gradient; the gradients
-/// of weight and bias are this party's part. ShapeError: sizes that do not fit, or a training batch
-/// with one value per channel (with `shared`: fewer than two, thrown by every party).
+/// batch is what all ranks hold together, and so are the sums behind x's gradient; the gradients of
+/// weight and bias are this rank's part. ShapeError: sizes that do not fit, or a training batch with
+/// one value per channel (with `shared`: fewer than two, thrown by every rank).
 LOCKSTEP_API Tensor batch_norm(const Tensor& x, Tensor running_mean, Tensor running_var,
                                const Tensor& weight = {}, const Tensor& bias = {},
                                bool training = false, double momentum = 0.1, double eps = 1e-5,
@@ -39,14 +39,14 @@ namespace kernels {
 // Statistics and sums are f64, row-major; weight and bias [C], or undefined. An empty batch has
 // statistics and sums of 0.
 
-/// statistics [2, C]: mean and biased variance of each channel.
+/// statistics [2, C]: mean and standard deviation (biased) of each channel.
 LOCKSTEP_API extern Kernel<void(const Tensor& statistics, const Tensor& x)> batch_norm_statistics;
 LOCKSTEP_API extern Kernel<void(const Tensor& y, const Tensor& x, const Tensor& statistics,
                                 const Tensor& weight, const Tensor& bias, double eps)>
     batch_norm;
-/// sums [2, C]: of dy, and of dy (x - mean).
+/// sums [2, C]: of dy, and of dy (x - mean) / sqrt(variance + eps).
 LOCKSTEP_API extern Kernel<void(const Tensor& sums, const Tensor& dy, const Tensor& x,
-                                const Tensor& statistics)>
+                                const Tensor& statistics, double eps)>
     batch_norm_sums;
 /// dx, where the statistics came from `count` values per channel whose sums are given (over all
 /// ranks, if they share statistics). count infinite: the statistics were constants.

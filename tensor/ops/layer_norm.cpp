@@ -1,11 +1,14 @@
 #include <lockstep/tensor/ops/layer_norm.h>
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
+#include <lockstep/tensor/cpu/moments.h>
 #include <lockstep/tensor/cpu/norm_rows.h>
 #include <lockstep/tensor/op.h>
 #include <lockstep/tensor/ops/elementwise.h>
+#include <lockstep/tensor/ops/range_scale.h>
 #include <lockstep/tensor/ops/reduce.h>
 #include <lockstep/tensor/parallel.h>
 
@@ -23,7 +26,7 @@ struct LayerNorm {
   Tensor forward(Saver& saved, const Tensor& x, const Tensor& weight, const Tensor& bias) {
     const TensorOptions options{.dtype = x.dtype(), .device = x.device()};
     Tensor y = empty(shape, options);
-    const Tensor statistics = empty({x.size(0), 2}, options);
+    const Tensor statistics = empty({x.size(0), 3}, options);
     kernels::layer_norm.on(x.device())(y.view(x.shape()), statistics, x, weight, bias, eps);
     saved.keep(0, statistics);
     return y;
@@ -51,12 +54,15 @@ struct LayerNorm {
 
   void backward_by_ops(const Tensor& x, const Tensor& weight, const Tensor& dy,
                        InputGradients& dx) const {
-    const Tensor centred = x - mean(x, {1}, true);
-    const Tensor rstd = 1.0 / sqrt(mean(square(centred), {1}, true) + eps);  // [M, 1]
-    const Tensor normal = centred * rstd;                                    // [M, n]
+    const Tensor range = detail::range_scale(statistics.narrow(1, 2, 1));  // [M, 1]
+    const Tensor scaled = x * range, about_mean = scaled - mean(scaled, {1}, true);
+    const Tensor centred = about_mean - mean(about_mean, {1}, true);  // the mean was rounded
+    const Tensor variance = mean(square(centred), {1}, true) + square(range * std::sqrt(eps));
+    const Tensor rstd = 1.0 / sqrt(variance);  // [M, 1]
+    const Tensor normal = centred * rstd;      // [M, n]
     if (dx.needed(0)) {
       const Tensor g = has_weight ? dy * weight : dy;
-      dx.set(0, rstd * (g - mean(g, {1}, true) - normal * mean(g * normal, {1}, true)));
+      dx.set(0, rstd * (g - mean(g, {1}, true) - normal * mean(g * normal, {1}, true)) * range);
     }
     if (dx.needed(1)) dx.set(1, sum(dy * normal, {0}));
     if (dx.needed(2)) dx.set(2, sum(dy, {0}));
@@ -78,42 +84,56 @@ void layer_norm_cpu(const Tensor& y, const Tensor& statistics, const Tensor& x,
                  [&](int64_t begin, int64_t end) {
                    for (int64_t i = begin; i < end; ++i)
                      cpu::norm_rows<T>().layer_norm(from + i * n, w, b, eps, to + i * n,
-                                                    kept + 2 * i, n);
+                                                    kept + 3 * i, n);
                  });
   });
 }
 
-/// Blocks of rows have a share each of the weight's and the bias's gradient; the shares are added
-/// in order.
+/// The gradients of weight and bias are summed in blocks of rows, the sums added in order.
 void layer_norm_backward_cpu(const Tensor& dx, const Tensor& dweight, const Tensor& dbias,
                              const Tensor& dy, const Tensor& x, const Tensor& weight,
                              const Tensor& statistics) {
   const int64_t rows = x.size(0), n = x.size(1);
   const int64_t block = std::max<int64_t>({16, 65536 / std::max<int64_t>(n, 1), (rows + 63) / 64});
-  constexpr int64_t kRunRows = 64;  // added in T before they are added in double
+  constexpr int64_t kRunRows = 64;  // added in T before they are added in Wide<T>
   dispatch_floating("layer_norm", x.dtype(), [&]<class T>(TypeTag<T>) {
+    using W = cpu::Wide<T>;
     T *to = pointer<T>(dx), *dw = pointer<T>(dweight), *db = pointer<T>(dbias);
     const T *g = dy.data<T>(), *from = x.data<T>(), *w = pointer<T>(weight),
             *kept = statistics.data<T>();
-    const int64_t width = (dw ? n : 0) + (db ? n : 0);  // of a share: dweight's, then dbias's
-    std::vector<double> shares(
+    const int64_t width = (dw ? n : 0) + (db ? n : 0);  // dweight's sums, then dbias's
+    std::vector<W> partial(
         static_cast<size_t>(std::max<int64_t>(1, (rows + block - 1) / block) * width));
+    // Element j of a run of rows of dweight (of dbias, from width - n on) without overflow.
+    auto wide_run = [&](int64_t first, int64_t last, int64_t j) {
+      W sum = 0;
+      for (int64_t i = first; i < last; ++i) {
+        const T* row = kept + 3 * i;
+        const int64_t k = i * n + j % n;
+        sum += dw && j < n ? g[k] * ((static_cast<W>(from[k]) - row[0] - row[1]) / row[2]) : g[k];
+      }
+      return sum;
+    };
     parallel_for(rows, block, [&](int64_t begin, int64_t end) {
       std::vector<T> run(static_cast<size_t>(width));
-      double* share = shares.data() + begin / block * width;
-      for (int64_t i = begin; i < end; ++i) {
-        cpu::norm_rows<T>().layer_norm_backward(
-            g + i * n, from + i * n, w, kept + 2 * i, to ? to + i * n : nullptr,
-            dw ? run.data() : nullptr, db ? run.data() + width - n : nullptr, n);
-        if ((i - begin) % kRunRows != kRunRows - 1 && i + 1 != end) continue;
-        for (int64_t j = 0; j < width; ++j) share[j] += run[static_cast<size_t>(j)];
+      W* sums = partial.data() + begin / block * width;
+      for (int64_t i = begin; i < end; i += kRunRows) {
+        const int64_t last = std::min(i + kRunRows, end);
         std::fill(run.begin(), run.end(), T(0));
+        for (int64_t r = i; r < last; ++r)
+          cpu::norm_rows<T>().layer_norm_backward(
+              g + r * n, from + r * n, w, kept + 3 * r, to ? to + r * n : nullptr,
+              dw ? run.data() : nullptr, db ? run.data() + width - n : nullptr, n);
+        for (int64_t j = 0; j < width; ++j) {
+          const T sum = run[static_cast<size_t>(j)];
+          sums[j] += std::isfinite(sum) ? sum : wide_run(i, last, j);
+        }
       }
     });
-    for (size_t i = static_cast<size_t>(width); i < shares.size(); ++i)
-      shares[i % static_cast<size_t>(width)] += shares[i];
-    if (dw) std::copy_n(shares.begin(), n, dw);
-    if (db) std::copy_n(shares.begin() + (width - n), n, db);
+    for (size_t i = static_cast<size_t>(width); i < partial.size(); ++i)
+      partial[i % static_cast<size_t>(width)] += partial[i];
+    if (dw) std::copy_n(partial.begin(), n, dw);
+    if (db) std::copy_n(partial.begin() + (width - n), n, db);
   });
 }
 

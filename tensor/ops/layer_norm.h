@@ -14,8 +14,8 @@ LOCKSTEP_API Tensor layer_norm(const Tensor& x, const Shape& normalized_shape,
                                double eps = 1e-5);
 
 namespace kernels {
-/// x and y are [M, n], row-major; weight and bias [n], row-major, or undefined; statistics [M, 2]
-/// takes each row's mean and 1 / sqrt(variance + eps).
+/// x and y are [M, n], row-major; weight and bias [n], row-major, or undefined; statistics [M, 3]
+/// takes each row's mean, what rounding took from the mean, and sqrt(variance + eps).
 LOCKSTEP_API extern Kernel<void(const Tensor& y, const Tensor& statistics, const Tensor& x,
                                 const Tensor& weight, const Tensor& bias, double eps)>
     layer_norm;

@@ -1,11 +1,11 @@
 #include <lockstep/tensor/ops/linear.h>
 
+#include <lockstep/tensor/cpu/block_sums.h>
 #include <lockstep/tensor/cpu/gemm.h>
 #include <lockstep/tensor/op.h>
 #include <lockstep/tensor/ops/elementwise.h>
 #include <lockstep/tensor/ops/matmul.h>
 #include <lockstep/tensor/ops/reduce.h>
-#include <lockstep/tensor/parallel.h>
 
 namespace lockstep {
 namespace {
@@ -21,43 +21,29 @@ void linear_cpu(const Tensor& x, const Tensor& w, const Tensor& bias, bool relu,
   });
 }
 
-/// dz = 0 where y <= 0, else dy (all of dy without relu); db = the sum of dz over rows, in blocks
-/// added in order.
+/// dz = 0 where y <= 0, else dy (all of dy without relu); db = the sum of dz over rows.
 void linear_epilogue_backward_cpu(const Tensor& dy, const Tensor& y, const Tensor& dz,
                                   const Tensor& db) {
+  if (!y.defined()) return kernels::sum.on(dy.device())(db.view({1, db.size(0)}), dy, 1);
   const int64_t rows = dy.size(0), n = dy.size(1), block = 64, blocks = (rows + block - 1) / block;
   dispatch_floating("linear", dy.dtype(), [&]<class T>(TypeTag<T>) {
-    const Tensor partial =
-        empty({std::max<int64_t>(blocks, 1), n}, {.dtype = dy.dtype()});  // [blocks, n]
-    const T* g = dy.data<T>();
-    const T* mask = y.defined() ? y.data<T>() : nullptr;
-    T* z = dz.defined() ? dz.data<T>() : nullptr;
-    parallel_for(rows, block, [&](int64_t begin, int64_t end) {
-      T* sum = partial.data<T>() + begin / block * n;
-      std::fill_n(sum, n, T(0));
-      for (int64_t i = begin; i < end; ++i) {
-        const T* __restrict gi = g + i * n;
-        T* __restrict total = sum;
-        if (mask) {
-          const T* __restrict mi = mask + i * n;
-          T* __restrict zi = z + i * n;
-          for (int64_t j = 0; j < n; ++j) {
-            const T gij =
-                gi[j];  // read in any case: a conditional load would keep this from vector code
-            const T kept = mi[j] <= 0 ? T(0) : gij;  // as relu: NaN lets dy pass
-            zi[j] = kept;
-            total[j] += kept;
-          }
-        } else {
-          for (int64_t j = 0; j < n; ++j) total[j] += gi[j];
+    auto run = [&](int64_t b, T* sums) {
+      std::fill_n(sums, n, T(0));
+      for (int64_t i = b * block; i < std::min(rows, (b + 1) * block); ++i) {
+        const T* __restrict g = dy.data<T>() + i * n;
+        const T* __restrict mask = y.data<T>() + i * n;
+        T* __restrict z = dz.data<T>() + i * n;
+        T* __restrict total = sums;
+        for (int64_t j = 0; j < n; ++j) {
+          const T gradient = g[j];  // read in any case: a conditional load would prevent vector code
+          const T passed = mask[j] <= 0 ? T(0) : gradient;  // as relu: NaN lets dy pass
+          z[j] = passed;
+          total[j] += passed;
         }
       }
-    });
-    if (!db.defined()) return;
-    T* out = db.data<T>();
-    std::fill_n(out, n, T(0));
-    for (int64_t b = 0; b < blocks; ++b)
-      for (int64_t j = 0; j < n; ++j) out[j] += partial.data<T>()[b * n + j];
+    };
+    const Tensor sums = db.defined() ? db : empty({n}, {.dtype = dy.dtype()});
+    cpu::sum_blocks(blocks, n, sums.data<T>(), run);
   });
 }
 

@@ -1,11 +1,17 @@
 #include <lockstep/tensor/ops/matmul.h>
 
+#include <algorithm>
+
 #include <lockstep/tensor/cpu/gemm.h>
 #include <lockstep/tensor/op.h>
 #include <lockstep/tensor/ops/reduce.h>
+#include <lockstep/tensor/parallel.h>
 
 namespace lockstep {
 namespace {
+
+// In multiplications: a product worth all threads, and a task of smaller ones.
+constexpr double kLargeProduct = 1 << 24, kSmallBlock = 1 << 18;
 
 Tensor as_matrix(const Tensor& t) { return cpu::is_matrix(t) ? t : t.contiguous(); }
 
@@ -28,9 +34,16 @@ void matmul_cpu(const Tensor& a, const Tensor& b, const Tensor& y) {
   batch.erase(batch.dims() - 1);
   batch.erase(batch.dims() - 1);
   dispatch_floating("matmul", y.dtype(), [&]<class T>(TypeTag<T>) {
-    for (int64_t i = 0, count = batch.numel(); i < count; ++i)
-      cpu::gemm<T>(m, n, k, cpu::matrix<T>(am, matrix_offset(am, batch, i)),
-                   cpu::matrix<T>(bm, matrix_offset(bm, batch, i)), y.data<T>() + i * m * n, n);
+    // Large products run one after the other, each on all threads; small ones side by side.
+    const double work = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+    const int64_t count = batch.numel();
+    const int64_t together = work >= kLargeProduct ? count : static_cast<int64_t>(
+        std::clamp(kSmallBlock / std::max(work, 1.0), 1.0, static_cast<double>(std::max<int64_t>(count, 1))));
+    parallel_for(count, together, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
+        cpu::gemm<T>(m, n, k, cpu::matrix<T>(am, matrix_offset(am, batch, i)),
+                     cpu::matrix<T>(bm, matrix_offset(bm, batch, i)), y.data<T>() + i * m * n, n);
+    });
   });
 }
 
