@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include <lockstep/tensor/cpu/pack-inl.h>
+#include <lockstep/tensor/cpu/math-inl.h>
 
 HWY_BEFORE_NAMESPACE();
 namespace lockstep::HWY_NAMESPACE {
