@@ -119,7 +119,10 @@ HWY_AFTER_NAMESPACE();
 namespace lockstep {
 HWY_EXPORT(optimizer_table);
 namespace optim::kernels {
-const Table& table() { return *HWY_DYNAMIC_DISPATCH(optimizer_table)(); }
+const Table& table() {
+  cpu::respect_isa_limit();
+  return *HWY_DYNAMIC_DISPATCH(optimizer_table)();
+}
 }  // namespace optim::kernels
 }  // namespace lockstep
 #endif

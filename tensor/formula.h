@@ -3,6 +3,7 @@
 // that a CUDA kernel can include the same text.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <type_traits>
 
@@ -24,19 +25,23 @@ enum class Domain : uint8_t {
   floats,
 };
 
-/// A scalar operand or parameter. Whole numbers keep all 64 bits, and remember that they are whole:
-/// a fractional one turns an integer tensor into f32, a whole one does not.
+/// A scalar operand or parameter. Integers keep all 64 bits, and remember that they are integers: a
+/// float turns an integer tensor into f32, an integer does not. An unsigned integer above the range
+/// of int64_t is a float.
 struct Number {
   double value = 0;
-  int64_t whole = 0;
-  bool is_whole = true;
+  int64_t whole = 0;     // if is_whole
+  bool is_whole = true;  // made from an integer
 
   constexpr Number() = default;
   template <class T>
   requires std::is_arithmetic_v<T>
   constexpr Number(T v)  // NOLINT: implicit, so that x + 2 and pow(x, 0.5) read as they should
       : value(static_cast<double>(v)), is_whole(std::is_integral_v<T>) {
-    if constexpr (std::is_integral_v<T>) whole = static_cast<int64_t>(v);
+    if constexpr (std::is_integral_v<T>) {
+      is_whole = v < T(0) || static_cast<uint64_t>(v) <= uint64_t{INT64_MAX};
+      if (is_whole) whole = static_cast<int64_t>(v);
+    }
   }
 };
 

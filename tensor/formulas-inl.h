@@ -1,12 +1,13 @@
-// Every element-wise op, once: its formula `f` and its derivative(s), templates over the value type
-// V. V is a SIMD pack in the CPU loops, a plain number in a CUDA kernel, and a Symbol (a Tensor, or
-// a number) when the backward itself is recorded. An op is a value: its fields are its parameters.
+// Every element-wise op, once: its formula `f` and its derivatives, templates over the value type V.
+// V is a SIMD pack in the CPU kernels, a plain number in a CUDA kernel, and a Symbol (a Tensor, or a
+// number) when the backward itself is recorded. An op is a value: its fields are its parameters, and
+// an op with fields has probe(), parameters that reach every branch of its derivatives.
 //
 // No include guard: the text is included once per SIMD target and once for the host, each time
 // inside a namespace, with LOCKSTEP_FORMULA set to what functions there are marked with. A
-// derivative takes the inputs, the output y and dy; which of them it reads is found by looking
-// (ops/formula_traits.h), so nothing else is saved for backward. To add an op, write a struct and
-// name it in a list at the end.
+// derivative takes the inputs, the output y and dy; ops/formula_traits.h finds out which of them it
+// reads, and only those are saved for backward. To add an op, write a struct and name it in a list
+// at the end.
 // clang-format off
 
 /// What an op is unless it says otherwise.
@@ -37,13 +38,15 @@ struct Relu : Unary {
 };
 struct Sigmoid : Unary {
   static constexpr const char* name = "sigmoid";
-  template <class V> LOCKSTEP_FORMULA V f(V x) const { return V(1) / (V(1) + exp(-x)); }
+  template <class V> LOCKSTEP_FORMULA V f(V x) const { return sigmoid(x); }
   template <class V> LOCKSTEP_FORMULA V df(V, V y, V dy) const { return dy * (y * (V(1) - y)); }
 };
 struct Tanh : Unary {
   static constexpr const char* name = "tanh";
   template <class V> LOCKSTEP_FORMULA V f(V x) const { return tanh(x); }
-  template <class V> LOCKSTEP_FORMULA V df(V, V y, V dy) const { return dy * (V(1) - y * y); }
+  template <class V> LOCKSTEP_FORMULA V df(V, V y, V dy) const { 
+    return dy * ((V(1) - y) * (V(1) + y));
+  }
 };
 struct Exp : Unary {
   static constexpr const char* name = "exp";
@@ -78,38 +81,62 @@ struct Square : Unary {
   static constexpr const char* name = "square";
   static constexpr Domain domain = Domain::numbers;
   template <class V> LOCKSTEP_FORMULA V f(V x) const { return x * x; }
-  template <class V> LOCKSTEP_FORMULA V df(V x, V, V dy) const { return dy * (V(2) * x); }
+  template <class V> LOCKSTEP_FORMULA V df(V x, V, V dy) const { return V(2) * (dy * x); }
 };
 struct Silu : Unary {
   static constexpr const char* name = "silu";
-  template <class V> LOCKSTEP_FORMULA V f(V x) const { return x / (V(1) + exp(-x)); }
+  template <class V> LOCKSTEP_FORMULA V f(V x) const { return silu(x); }
   template <class V> LOCKSTEP_FORMULA V df(V x, V, V dy) const {
-    V s = V(1) / (V(1) + exp(-x));
-    return dy * (s * (V(1) + x * (V(1) - s)));
+    V t = min(x, V(800));  // sigmoid(-800) is 0: for infinity the product is 0, not NaN
+    return dy * (sigmoid(t) + silu(t) * sigmoid(-t));
+  }
+};
+/// log(1 + exp(x)), written so that exp neither overflows nor vanishes beside 1.
+struct Softplus : Unary {
+  static constexpr const char* name = "softplus";
+  template <class V> LOCKSTEP_FORMULA V f(V x) const {
+    return max(x, V(0)) + log1p(exp(-abs(x)));
+  }
+  template <class V> LOCKSTEP_FORMULA V df(V x, V, V dy) const { return dy * sigmoid(x); }
+};
+/// exp(-x^2 / 2): what the derivatives of erf, ndtr and gelu have in common.
+struct Gaussian : Unary {
+  static constexpr const char* name = "gaussian";
+  template <class V> LOCKSTEP_FORMULA V f(V x) const { return gaussian(x); }
+  template <class V> LOCKSTEP_FORMULA V df(V x, V y, V dy) const {
+    V t = min(max(x, V(-40)), V(40));  // y is 0 from there on
+    return dy * (-t * y);
   }
 };
 struct Erf : Unary {
   static constexpr const char* name = "erf";
   template <class V> LOCKSTEP_FORMULA V f(V x) const { return erf(x); }
   template <class V> LOCKSTEP_FORMULA V df(V x, V, V dy) const {
-    return dy * (V(1.1283791670955126) * exp(-(x * x)));  // 2 / sqrt(pi)
+    V g = gaussian(x);
+    return dy * (V(1.1283791670955126) * (g * g));  // 2 / sqrt(pi)
   }
 };
-/// x times the normal distribution function; Hendrycks and Gimpel, 2016.
+/// The distribution function of the normal distribution.
+struct Ndtr : Unary {
+  static constexpr const char* name = "ndtr";
+  template <class V> LOCKSTEP_FORMULA V f(V x) const { return ndtr(x); }
+  template <class V> LOCKSTEP_FORMULA V df(V x, V, V dy) const {
+    return dy * (V(0.39894228040143268) * gaussian(x));  // 1 / sqrt(2 pi)
+  }
+};
+/// x ndtr(x); Hendrycks and Gimpel, 2016.
 struct Gelu : Unary {
   static constexpr const char* name = "gelu";
-  template <class V> LOCKSTEP_FORMULA V f(V x) const {
-    return V(0.5) * x * (V(1) + erf(x * V(0.70710678118654752)));
-  }
+  template <class V> LOCKSTEP_FORMULA V f(V x) const { return gelu(x); }
   template <class V> LOCKSTEP_FORMULA V df(V x, V, V dy) const {
-    V cdf = V(0.5) * (V(1) + erf(x * V(0.70710678118654752)));
-    V density = V(0.39894228040143268) * exp(V(-0.5) * (x * x));  // 1 / sqrt(2 pi)
-    return dy * (cdf + x * density);
+    V t = min(max(x, V(-40)), V(40));  // as in gaussian
+    return dy * (ndtr(t) + V(0.39894228040143268) * t * gaussian(t));
   }
 };
 struct LeakyRelu : Unary {
   static constexpr const char* name = "leaky_relu";
   Number slope;
+  static constexpr auto probe() { return std::array{LeakyRelu{{}, 0.5}}; }
   template <class V> LOCKSTEP_FORMULA V f(V x) const { return where(x > V(0), x, V(slope) * x); }
   template <class V> LOCKSTEP_FORMULA V df(V x, V, V dy) const {
     return where(x > V(0), dy, V(slope) * dy);
@@ -119,6 +146,7 @@ struct Clamp : Unary {
   static constexpr const char* name = "clamp";
   static constexpr Domain domain = Domain::numbers;
   Number low, high;
+  static constexpr auto probe() { return std::array{Clamp{{}, -1, 1}}; }
   template <class V> LOCKSTEP_FORMULA V f(V x) const { return min(max(x, V(low)), V(high)); }
   template <class V> LOCKSTEP_FORMULA V df(V x, V, V dy) const {
     return where(x >= V(low), where(x <= V(high), dy, V(0)), V(0));
@@ -128,6 +156,7 @@ struct Pow : Unary {
   static constexpr const char* name = "pow";
   static constexpr Domain domain = Domain::numbers;
   Number exponent;
+  static constexpr auto probe() { return std::array{Pow{{}, 0}, Pow{{}, 1.5}}; }
   template <class V> LOCKSTEP_FORMULA V f(V x) const { return pow(x, exponent); }
   template <class V> LOCKSTEP_FORMULA V df(V x, V, V dy) const {
     if (exponent.value == 0) return V(0) * dy;  // also where x^-1 is infinite
@@ -155,6 +184,7 @@ struct AddScaled : Binary {
   static constexpr const char* name = "add";
   static constexpr Domain domain = Domain::numbers;
   Number alpha;
+  static constexpr auto probe() { return std::array{AddScaled{{}, 2}}; }
   template <class V> LOCKSTEP_FORMULA V f(V a, V b) const { return a + V(alpha) * b; }
   template <class V> LOCKSTEP_FORMULA V da(V, V, V, V dy) const { return dy; }
   template <class V> LOCKSTEP_FORMULA V db(V, V, V, V dy) const { return V(alpha) * dy; }
@@ -238,6 +268,7 @@ struct WithRight : Unary {  // op(x, number)
   static constexpr Domain domain = Op::domain;
   static constexpr bool predicate = Op::predicate;
   Number number;
+  static constexpr auto probe() { return std::array{WithRight{{}, 2}}; }
   template <class V> LOCKSTEP_FORMULA auto f(V x) const { return Op().f(x, V(number)); }
   template <class V> LOCKSTEP_FORMULA V df(V x, V y, V dy) const {
     return Op().da(x, V(number), y, dy);
@@ -249,6 +280,7 @@ struct WithLeft : Unary {  // op(number, x)
   static constexpr Domain domain = Op::domain;
   static constexpr bool predicate = Op::predicate;
   Number number;
+  static constexpr auto probe() { return std::array{WithLeft{{}, 2}}; }
   template <class V> LOCKSTEP_FORMULA auto f(V x) const { return Op().f(V(number), x); }
   template <class V> LOCKSTEP_FORMULA V df(V x, V y, V dy) const {
     return Op().db(V(number), x, y, dy);
@@ -277,8 +309,8 @@ struct Dropout : Defaults {
 
 // ---- the lists: what is not named here does not exist ----
 
-using UnaryOps = List<Relu, Sigmoid, Tanh, Exp, Log, Sqrt, Abs, Neg, Square, Silu, Erf, Gelu,
-                      LeakyRelu, Clamp, Pow>;
+using UnaryOps = List<Relu, Sigmoid, Tanh, Exp, Log, Sqrt, Abs, Neg, Square, Silu,
+                      Softplus, Gaussian, Erf, Ndtr, Gelu, LeakyRelu, Clamp, Pow>;
 using BinaryOps = List<Add, AddScaled, Sub, Mul, Div, Maximum, Minimum>;
 using NumberOps = List<WithRight<Add>, WithRight<Sub>, WithRight<Mul>, WithRight<Div>,
                        WithRight<Maximum>, WithRight<Minimum>, WithLeft<Sub>, WithLeft<Div>>;

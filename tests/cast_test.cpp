@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -239,6 +240,117 @@ TEST_CASE("every dtype from and to both") {
   CHECK(half.to(DType::bf16).to_vector<double>() == std::vector<double>{1, 65536, 0x1p-24});
   const Tensor brain = tensor(std::vector<double>{1 + 0x1p-7, 0x1p100, 0x1p-26}).to(DType::bf16);
   CHECK(brain.to(DType::f16).to_vector<double>() == std::vector<double>{1 + 0x1p-7, kInf, 0});
+}
+
+namespace {
+
+/// What a float becomes as an integer: computed in integers of 128 bits.
+template <class To>
+int64_t expected_integer(double v) {
+  using L = std::numeric_limits<To>;
+  if (std::isnan(v)) return 0;
+  if constexpr (std::is_same_v<To, bool>) return v != 0;
+  if constexpr (std::is_same_v<To, uint8_t>)
+    return static_cast<uint8_t>(expected_integer<int64_t>(v));
+  const double cut = std::trunc(std::clamp(v, -0x1p100, 0x1p100));
+  const __int128 whole = static_cast<__int128>(cut);
+  return static_cast<int64_t>(std::clamp<__int128>(whole, L::min(), L::max()));
+}
+
+template <class To>
+void check_integers(const Tensor& x) {
+  const std::vector<double> from = x.to_vector<double>();
+  const DType t = dtype_of<To>();
+  Tensor apart = zeros({x.numel(), 2}, {.dtype = t});
+  apart.select(1, 1).copy_(x);
+  const std::vector<int64_t> dense = x.to(t).to_vector<int64_t>(),
+                             strided = apart.select(1, 1).to_vector<int64_t>();
+  for (size_t i = 0; i < from.size(); ++i) {
+    // A bool of NaN is true, since it differs from 0.
+    const bool nan = std::is_same_v<To, bool> && std::isnan(from[i]);
+    const int64_t want = nan ? 1 : expected_integer<To>(from[i]);
+    INFO(name_of(x.dtype()), " ", from[i], " to ", name_of(t));
+    CHECK(dense[i] == want);
+    CHECK(strided[i] == want);
+    if (i == 0) CHECK(full({1}, from[i], {.dtype = t}).item<int64_t>() == want);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("to() of floats to integers is defined for every value") {
+  std::vector<double> v{0.0,
+                        -0.0,
+                        0.9,
+                        -0.9,
+                        1.5,
+                        -1.5,
+                        254.9,
+                        255,
+                        256.5,
+                        -1,
+                        -255.5,
+                        3e9,
+                        -3e9,
+                        1e10,
+                        -1e10,
+                        1e19,
+                        -1e19,
+                        1e30,
+                        -1e30,
+                        1e300,
+                        -1e300,
+                        0x1p31,
+                        -0x1p31,
+                        0x1p31 - 1,
+                        -0x1p31 - 1,
+                        0x1p63,
+                        -0x1p63,
+                        0x1p62,
+                        0x1.fffffffffffffp62,
+                        0x1.fffffep30,
+                        0x1.fffffep62,
+                        kInf,
+                        -kInf,
+                        kNan,
+                        -kNan,
+                        1e-300,
+                        5e-324};
+  for (size_t rotation = 0; rotation < v.size(); ++rotation) {  // fill_ takes each first element
+    std::rotate(v.begin(), v.begin() + 1, v.end());
+    for (DType t : {DType::f32, DType::f64, DType::f16, DType::bf16}) {
+      if (rotation && t != DType::f64) continue;
+      const Tensor x = tensor(v).to(t);
+      check_integers<int64_t>(x);
+      check_integers<int32_t>(x);
+      check_integers<uint8_t>(x);
+      check_integers<bool>(x);
+    }
+  }
+}
+
+TEST_CASE("to() of integers to narrower ones keeps the low bits, to floats rounds once") {
+  const int64_t big = (int64_t{1} << 53) + 1;
+  const Tensor x = tensor(std::vector<int64_t>{big, -1, 256, (1 << 24) + 1, INT64_MIN});
+  CHECK(x.to(DType::i32).to_vector<int64_t>() ==
+        std::vector<int64_t>{1, -1, 256, (1 << 24) + 1, 0});
+  CHECK(x.to(DType::u8).to_vector<int64_t>() == std::vector<int64_t>{1, 255, 0, 1, 0});
+  CHECK(x.to(DType::boolean).to_vector<int64_t>() == std::vector<int64_t>{1, 1, 1, 1, 1});
+  CHECK(x.to(DType::f64).to_vector<double>() ==
+        std::vector<double>{0x1p53, -1, 256, 0x1p24 + 1, -0x1p63});
+  CHECK(x.to(DType::f32).to_vector<double>() ==
+        std::vector<double>{0x1p53, -1, 256, 0x1p24, -0x1p63});
+}
+
+TEST_CASE("to(f16) and to(bf16) of NaN keep the sign and the upper bits of the payload") {
+  for (uint32_t pattern : {0x7FC00000u, 0xFFC00000u, 0x7F800001u, 0xFFABE000u, 0x7FA00000u}) {
+    const float v = std::bit_cast<float>(pattern);
+    const Tensor x = tensor(std::vector<float>{v});
+    const uint16_t half = *bits_of(x.to(DType::f16)), brain = *bits_of(x.to(DType::bf16));
+    const auto sign = static_cast<uint16_t>(pattern >> 16 & 0x8000);
+    CHECK(half == (sign | 0x7E00 | (pattern >> 13 & 0x1FF)));
+    CHECK(brain == (sign | 0x7FC0 | (pattern >> 16 & 0x3F)));
+  }
 }
 
 TEST_CASE("strided, channels-last, broadcast, empty and 0-d tensors") {

@@ -64,6 +64,80 @@ TEST_CASE(
   CHECK_THROWS_AS(relu(b), DTypeError);
 }
 
+TEST_CASE("integers are not rounded on their way through an op with a number") {
+  const int64_t big = (int64_t{1} << 62) + 1;  // no f32 or f64
+  const Tensor x = tensor(std::vector<int64_t>{big, -big, 0});
+  using I = std::vector<int64_t>;
+  const auto integers = [](const Tensor& t) { return t.to_vector<int64_t>(); };
+  CHECK(integers(x + 1) == I{big + 1, -big + 1, 1});
+  CHECK(integers(1 - x) == I{1 - big, 1 + big, 1});
+  CHECK(integers(x * -1) == I{-big, big, 0});
+  CHECK(integers(maximum(x, big - 1)) == I{big, big - 1, big - 1});
+  CHECK(integers(minimum(x, -big + 1)) == I{-big + 1, -big, -big + 1});
+  CHECK(integers(clamp(x, -big + 1, big - 1)) == I{big - 1, -big + 1, 0});
+  CHECK(integers(abs(x)) == I{big, big, 0});
+  CHECK(integers(square(x)) ==
+        I{int64_t(uint64_t(big) * uint64_t(big)), int64_t(uint64_t(big) * uint64_t(big)), 0});
+  CHECK(integers(pow(tensor(I{3}), 39)) == I{4052555153018976267});
+  CHECK(integers(where(gt(x, 0), x, big + 2)) == I{big, big + 2, big + 2});
+  CHECK(integers(where(gt(x, 0), big + 2, x)) == I{big + 2, -big, 0});
+  CHECK(values(eq(x, big)) == V{1, 0, 0});
+  CHECK(values(eq(x, big - 1)) == V{0, 0, 0});
+  CHECK(values(gt(x, big - 1)) == V{1, 0, 0});
+  CHECK(integers(where(tensor(V{1, 0, 1}).to(DType::boolean), x, -x)) == I{big, big, 0});
+}
+
+TEST_CASE("comparisons of integers with fractions, large floats, infinity and NaN are exact") {
+  const int64_t big = int64_t{1} << 62, most = std::numeric_limits<int64_t>::max();
+  const Tensor x = tensor(std::vector<int64_t>{(1 << 24) + 1, -1, big + 1, most});
+  CHECK(values(gt(x, (1 << 24) + 0.5)) == V{1, 0, 1, 1});
+  CHECK(values(lt(x, (1 << 24) + 1.5)) == V{1, 1, 0, 0});
+  CHECK(values(eq(x, (1 << 24) + 0.5)) == V{0, 0, 0, 0});
+  CHECK(values(eq(x, 0x1p62)) == V{0, 0, 0, 0});
+  CHECK(values(gt(x, 0x1p62)) == V{0, 0, 1, 1});
+  CHECK(values(lt(x, 0x1p63)) == V{1, 1, 1, 1});
+  CHECK(values(ge(x, 0x1p63)) == V{0, 0, 0, 0});
+  CHECK(values(ge(x, -0x1p63)) == V{1, 1, 1, 1});
+  CHECK(values(ne(x, -1.0)) == V{1, 0, 1, 1});
+  CHECK(values(lt(x, std::numeric_limits<double>::infinity())) == V{1, 1, 1, 1});
+  CHECK(values(ne(x, std::numeric_limits<double>::quiet_NaN())) == V{1, 1, 1, 1});
+  CHECK(values(lt(x, std::numeric_limits<uint64_t>::max())) == V{1, 1, 1, 1});
+  CHECK(values(lt(tensor(V{3, 200}).to(DType::u8), 3.5)) == V{1, 0});
+  CHECK(values(eq(tensor(V{0, 1}).to(DType::boolean), 0.5)) == V{0, 0});
+}
+
+TEST_CASE("gelu, silu and softplus keep their digits in the tails, and so do their derivatives") {
+  for (DType t : {DType::f32, DType::f64})
+    for (double a : {-3., -4., -5., -5.5, -6., -8., -10., -12.}) {
+      Tensor x = full({1}, a, {.dtype = t}).requires_grad_();
+      const double tolerance = t == DType::f32 ? 3e-7 : 1e-14;
+      const auto close = [&](const Tensor& y, double want) {
+        CHECK(y.detach().item<double>() == doctest::Approx(want).epsilon(tolerance).scale(0));
+      };
+      const double cdf = 0.5 * std::erfc(-a / std::sqrt(2.0));
+      const Tensor y = gelu(x);
+      close(y, a * cdf);
+      close(autograd::grad({y}, {x})[0],
+            cdf + a * std::exp(-a * a / 2) / std::sqrt(2 * std::acos(-1.0)));
+      const double s = 1 / (1 + std::exp(-a));
+      close(silu(x), a * s);
+      close(autograd::grad({silu(x)}, {x})[0], s * (1 + a * (1 - s)));
+      close(softplus(x), std::log1p(std::exp(a)));
+      close(softplus(-x), -a + std::log1p(std::exp(a)));
+      close(autograd::grad({softplus(x)}, {x})[0], s);
+    }
+  // Right of 700 and left of it exp overflows in f64.
+  CHECK(values(softplus(of({-1e4, 1e4}, DType::f64))) == V{0, 1e4});
+}
+
+TEST_CASE("where inside and around sqrt keeps the gradient finite on the branch not taken") {
+  Tensor x = of({0, 4}).requires_grad_();
+  const Tensor taken = gt(x.detach(), 1);
+  const Tensor y = where(taken, sqrt(where(taken, x, 1)), 0);
+  CHECK(values(y.detach()) == V{0, 2});
+  CHECK(values(autograd::grad({y}, {x}, {of({1, 1})})[0]) == V{0, 0.25});
+}
+
 TEST_CASE("gradients reach operands in their own dtype") {
   Tensor a = of({1, 2}).requires_grad_(), b = of({3, 4}, DType::f64).requires_grad_();
   const auto g = autograd::grad({a * b}, {a, b}, {of({1, 1}, DType::f64)});
@@ -88,6 +162,10 @@ TEST_CASE(
   CHECK(values(autograd::grad({clamp(x, -1, 1)}, {x}, {dy})[0]) == V{4, 4, 4});
   CHECK(values(autograd::grad({pow(x, 0)}, {x}, {dy})[0]) == V{0, 0, 0});
   CHECK(values(autograd::grad({leaky_relu(x, 0.5)}, {x}, {dy})[0]) == V{2, 2, 4});
+  CHECK(values(autograd::grad({maximum(x, 0)}, {x}, {dy})[0]) == V{0, 2, 4});
+  CHECK(values(autograd::grad({minimum(x, 0)}, {x}, {dy})[0]) == V{4, 2, 0});
+  CHECK(values(autograd::grad({clamp(x, 0, 0)}, {x}, {dy})[0]) == V{0, 4, 0});
+  CHECK(values(autograd::grad({clamp(x, 1, -1)}, {x}, {dy})[0]) == V{0, 0, 0});
 }
 
 TEST_CASE("where") {

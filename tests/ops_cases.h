@@ -27,12 +27,25 @@ struct Case {
   bool predicate;
   bool has_number = false, whole_number = true;  // a number takes part in promotion
   bool keeps_dtype = false;                      // an in-place op has no other choice
+  bool reads_declared = true;                    // no derivative reads more than Op::probe() found
   double low, high, slack;
   std::vector<double> kinks;
   std::function<Tensor(std::span<const Tensor>)> call;
   std::function<double(const double*)> f;
   std::function<void(std::span<Tensor>)> in_place;  // may be empty
 };
+
+/// Whether the derivatives of op, with its parameters, read no more than what is saved for any.
+template <class Op, int I = 0>
+bool reads_declared(const Op& op) {
+  if constexpr (Op::predicate || I == Op::inputs) {
+    return true;
+  } else {
+    const formulas::Probe found = formulas::probe<I>(op);
+    return (found.from & ~formulas::reads<Op, I>) == 0 &&
+           (found.untouched || !formulas::passes_on<Op, I>)&&reads_declared<Op, I + 1>(op);
+  }
+}
 
 template <class Op>
 Case make_case(Op op) {
@@ -41,6 +54,7 @@ Case make_case(Op op) {
          .inputs = Op::inputs,
          .domain = Op::domain,
          .predicate = Op::predicate,
+         .reads_declared = reads_declared(op),
          .low = R::low,
          .high = R::high,
          .slack = R::slack,

@@ -21,6 +21,8 @@ namespace reference {
 using namespace lockstep;
 namespace ops = lockstep::formulas;
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
 struct Defaults {
   static constexpr double low = -3, high = 3;
   static constexpr double slack = 0;  // absolute error allowed beside the relative one, times 2^-24
@@ -79,16 +81,31 @@ template <> struct Reference<ops::Square> : Defaults {
   static Tensor call(ops::Square, const Tensor& x) { return square(x); }
 };
 template <> struct Reference<ops::Silu> : Defaults {
-  static double f(ops::Silu, double x) { return x * (1 / (1 + std::exp(-x))); }
+  static double f(ops::Silu, double x) { return x == -kInfinity ? 0 : x / (1 + std::exp(-x)); }
   static Tensor call(ops::Silu, const Tensor& x) { return silu(x); }
 };
 template <> struct Reference<ops::Erf> : Defaults {
   static double f(ops::Erf, double x) { return std::erf(x); }
   static Tensor call(ops::Erf, const Tensor& x) { return erf(x); }
 };
+template <> struct Reference<ops::Softplus> : Defaults {
+  static double f(ops::Softplus, double x) {
+    return x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x));
+  }
+  static Tensor call(ops::Softplus, const Tensor& x) { return softplus(x); }
+};
+template <> struct Reference<ops::Gaussian> : Defaults {
+  static double f(ops::Gaussian, double x) { return std::exp(-x * x / 2); }
+  static Tensor call(ops::Gaussian, const Tensor& x) { return gaussian(x); }
+};
+template <> struct Reference<ops::Ndtr> : Defaults {
+  static double f(ops::Ndtr, double x) { return std::erfc(-x / std::sqrt(2.0)) / 2; }
+  static Tensor call(ops::Ndtr, const Tensor& x) { return ndtr(x); }
+};
 template <> struct Reference<ops::Gelu> : Defaults {
-  static constexpr double slack = 4;  // 1 + erf cancels for negative x
-  static double f(ops::Gelu, double x) { return x * (0.5 * std::erfc(-x / std::sqrt(2.0))); }
+  static double f(ops::Gelu, double x) {
+    return x == -kInfinity ? 0 : x * (0.5 * std::erfc(-x / std::sqrt(2.0)));
+  }
   static Tensor call(ops::Gelu, const Tensor& x) { return gelu(x); }
 };
 template <> struct Reference<ops::LeakyRelu> : KinkAtZero {
@@ -111,7 +128,7 @@ template <> struct Reference<ops::Pow> : Defaults {
   static constexpr double low = 0.6;
   static std::vector<ops::Pow> cases() {
     return {{{}, 0},    {{}, 1},    {{}, 2},   {{}, 3},   {{}, 5},
-            {{}, -1.0}, {{}, -2.0}, {{}, 0.5}, {{}, 2.5}, {{}, -1.25}};
+            {{}, -1.0}, {{}, -2.0}, {{}, 0.5}, {{}, -0.5}, {{}, 2.5}, {{}, -1.25}};
   }
   static double f(ops::Pow op, double x) { return std::pow(x, op.exponent.value); }
   static Tensor call(ops::Pow op, const Tensor& x) { return pow(x, op.exponent); }

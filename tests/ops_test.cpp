@@ -61,7 +61,7 @@ void check_forward(const Case& c, const Tensor& y, std::span<const Tensor> x) {
 
 }  // namespace
 
-TEST_CASE("every op, dtype and layout agrees with its reference") {
+TEST_CASE("element-wise ops of every dtype and layout agree with their references") {
   Random random;
   for (const Case& c : all_cases())
     for (DType t : kDTypes)
@@ -87,7 +87,7 @@ TEST_CASE("every op, dtype and layout agrees with its reference") {
       }
 }
 
-TEST_CASE("f16 and bf16 are refused by name") {
+TEST_CASE("element-wise ops refuse f16 and bf16 by name") {
   for (const Case& c : all_cases())
     for (DType t : {DType::f16, DType::bf16}) {
       const std::vector<Tensor> x{empty({3}, {.dtype = t}), empty({3}, {.dtype = t})};
@@ -95,7 +95,7 @@ TEST_CASE("f16 and bf16 are refused by name") {
     }
 }
 
-TEST_CASE("special values") {
+TEST_CASE("element-wise ops agree with their references on special values") {
   for (DType t : {DType::f32, DType::f64}) {
     std::vector<double> special{kNan, kInf,  -kInf,  0.0,  -0.0, 1,    -1,   2,    -2,
                                 0.5,  1e-10, -1e-10, 20,   -20,  85,   -85,  88.5, -88.5,
@@ -132,6 +132,55 @@ TEST_CASE("special values") {
       }
     }
   }
+}
+
+TEST_CASE("recorded derivatives equal the plain ones on every input") {
+  for (DType t : {DType::f32, DType::f64}) {
+    std::vector<double> special{kNan,  kInf,
+                                -kInf, 0.0,
+                                -0.0,  1,
+                                -1,    2,
+                                0.75,  -1.5,
+                                1.5,   -3,
+                                10,    -10,
+                                37.4,  -38,
+                                -87,   -87.6,
+                                -100,  800,
+                                -800,  1e-40,
+                                1e20,  -1e20,
+                                1e-20, std::numeric_limits<float>::max()};
+    const size_t n = special.size();
+    for (const Case& c : all_cases()) {
+      if (c.predicate) continue;
+      const int64_t count = static_cast<int64_t>(c.inputs == 1 ? n : n * n);
+      std::vector<Tensor> x;
+      for (int k = 0; k < c.inputs; ++k) {
+        write(x.emplace_back(empty({count}, {.dtype = t})), [&](int64_t i) {
+          return special[k ? static_cast<size_t>(i) / n : static_cast<size_t>(i) % n];
+        });
+        x.back().requires_grad_();
+      }
+      for (double arriving : {1.0, -0.7, 0.0, 1e30, kInf, kNan}) {
+        const Tensor dy = full({count}, arriving, {.dtype = t});
+        const auto plain = autograd::grad({c.call(x)}, x, {dy}, {});
+        const auto recorded = autograd::grad({c.call(x)}, x, {dy}, {.create_graph = true});
+        for (size_t k = 0; k < x.size(); ++k) {
+          const std::vector<double> p = read(plain[k]), r = read(recorded[k].detach());
+          for (size_t i = 0; i < p.size(); ++i)
+            if (p[i] != r[i] && !(std::isnan(p[i]) && std::isnan(r[i]))) {
+              FAIL_CHECK(c.label << " of " << name_of(t) << ", input " << k << ", element " << i
+                                 << ", arriving " << arriving << ": plain " << p[i] << ", recorded "
+                                 << r[i]);
+              break;
+            }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("probe() of every op finds all that its derivatives read") {
+  for (const Case& c : all_cases()) CHECK_MESSAGE(c.reads_declared, c.label);
 }
 
 namespace {

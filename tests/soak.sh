@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # soak.sh [TIMES]: what takes too long for run.sh. Every test of a fault TIMES times (20), the whole matrix of
-# equality, ten minutes of random collectives, and the mutants of the formulas. Prints a line per part; ends with
-# the number of failures.
+# equality, ten minutes of random collectives, the errors of element-wise ops on every f32, and the mutants of the
+# formulas. Prints a line per part; ends with the number of failures.
 set -euo pipefail
 times=${1:-20}
 lockstep_root=$(cd "$(dirname "$0")/.." && pwd)
@@ -38,6 +38,9 @@ for test in "$tests"/cases_*_test; do
 done
 repeat 1 equality_matrix LOCKSTEP_EQUALITY=all
 repeat 1 stress LOCKSTEP_STRESS_SECONDS=600
+for isa in '' avx2 sse4; do
+  repeat 1 accuracy LOCKSTEP_ACCURACY=all LOCKSTEP_MAX_ISA=$isa
+done
 tests/mutate_formulas.sh || failed=$((failed + 1))
 [ "$(find /dev/shm -maxdepth 1 | wc -l)" -eq "$before" ] || { echo "something is left in /dev/shm"; failed=$((failed + 1)); }
 echo "$failed failed"

@@ -1,6 +1,7 @@
-// exp, log, erf and pow on SIMD vectors, for every input: Highway's with its special values mended,
-// and the two that it lacks. f32: erf by polynomials of our own (below 2 ulp), pow through f64
-// lanes. f64 erf and pow, which only tests and references use, go through <cmath> lane by lane.
+// exp, log, log1p, sigmoid, silu, tanh and pow on Packs, for every input: special values come out
+// as C's <cmath> has them, and subnormal results are as accurate as others. Most are computed from
+// e^x in twice the precision, so that they are rounded about once. ops/elementwise.h states the
+// errors; tests/accuracy_test.cpp measures them.
 #if defined(LOCKSTEP_TENSOR_CPU_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOCKSTEP_TENSOR_CPU_MATH_INL_H_
 #undef LOCKSTEP_TENSOR_CPU_MATH_INL_H_
@@ -12,127 +13,278 @@
 #include <hwy/highway.h>
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
+
+#include <lockstep/tensor/cpu/math_constants.h>
+#include <lockstep/tensor/cpu/pack-inl.h>
 
 HWY_BEFORE_NAMESPACE();
 namespace lockstep::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
-/// Highway's Exp is right up to 104 (f32) and 706 (f64), and 0 at NaN.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V exp_full(D d, V x) {
-  using T = hn::TFromD<D>;
-  const V limit = hn::Set(d, sizeof(T) == 4 ? static_cast<T>(89) : static_cast<T>(705));
-  V y = hn::Exp(d, hn::Min(x, limit));
-  if constexpr (sizeof(T) == 8) {  // 705 .. 709.78 is finite still: exp(limit) * exp(the rest)
-    const V rest =
-        hn::Min(hn::Max(hn::Sub(x, limit), hn::Zero(d)), hn::Set(d, static_cast<T>(700)));
-    y = hn::Mul(y, hn::Exp(d, rest));
-  }
-  return hn::IfThenElse(hn::IsNaN(x), x, y);
+// ---- twice the precision ----
+
+/// The sum hi + lo, where lo is below the last digit of hi.
+template <class T>
+struct Twice {
+  Pack<T> hi, lo;
+};
+
+/// a + b exactly, where |a| >= |b| or a is 0.
+template <class T>
+HWY_INLINE Twice<T> exact_sum(Pack<T> a, Pack<T> b) {
+  const Pack<T> s = a + b;
+  return {s, (a - s) + b};
 }
+/// a + b exactly, whichever is larger (Knuth, 1969).
+template <class T>
+HWY_INLINE Twice<T> exact_sum_any(Pack<T> a, Pack<T> b) {
+  const Pack<T> s = a + b, b_part = s - a;
+  return {s, (a - (s - b_part)) + (b - b_part)};
+}
+/// a * b exactly; without fused multiply-add by splitting each in halves (Dekker, 1971), so a and b
+/// are below the square root of the largest float there.
+template <class T>
+HWY_INLINE Twice<T> exact_product(Pack<T> a, Pack<T> b) {
+  const Pack<T> p = a * b;
+#if HWY_NATIVE_FMA
+  return {p, hn::MulSub(a.r, b.r, p.r)};
+#else
+  const Pack<T> factor(MathConstants<T>::kSplit);
+  const Pack<T> a_high = factor * a - (factor * a - a), b_high = factor * b - (factor * b - b);
+  const Pack<T> a_low = a - a_high, b_low = b - b_high;
+  return {p, ((a_high * b_high - p) + a_high * b_low + a_low * b_high) + a_low * b_low};
+#endif
+}
+template <class T>
+HWY_INLINE Twice<T> product(Twice<T> a, Twice<T> b) {
+  Twice<T> p = exact_product(a.hi, b.hi);
+  p.lo = p.lo + (a.hi * b.lo + a.lo * b.hi);
+  return p;
+}
+/// n - q * d exactly, where q is n / d rounded.
+template <class T>
+HWY_INLINE Pack<T> exact_remainder(Pack<T> n, Pack<T> q, Pack<T> d) {
+#if HWY_NATIVE_FMA
+  return hn::NegMulAdd(q.r, d.r, n.r);
+#else
+  const Twice<T> p = exact_product(q, d);
+  return (n - p.hi) - p.lo;
+#endif
+}
+template <class T>
+HWY_INLINE Twice<T> quotient(Twice<T> n, Twice<T> d) {
+  const Pack<T> inverse = Pack<T>(1) / d.hi, q = n.hi * inverse;
+  return {q, (exact_remainder(n.hi, q, d.hi) + (n.lo - q * d.lo)) * inverse};
+}
+template <class T>
+HWY_INLINE Twice<T> where(typename Pack<T>::M m, Twice<T> a, Twice<T> b) {
+  return {where(m, a.hi, b.hi), where(m, a.lo, b.lo)};
+}
+/// 1 + e, where 0 <= e <= 1.
+template <class T>
+HWY_INLINE Twice<T> one_plus(Twice<T> e) {
+  const Twice<T> s = exact_sum(Pack<T>(1), e.hi);
+  return {s.hi, s.lo + e.lo};
+}
+
+/// c[kFirst] + c[kFirst + 1] x + c[kFirst + 2] x^2 + ...
+template <size_t kFirst = 0, class T, size_t N>
+HWY_INLINE Pack<T> polynomial(Pack<T> x, const T (&c)[N]) {
+  Pack<T> y(c[N - 1]);
+  for (size_t i = N - 1; i-- > kFirst;) y = mul_add(y, x, Pack<T>(c[i]));
+  return y;
+}
+
+// ---- e^x ----
+
+/// 2^k for a whole k, where that is a normal number.
+template <class T>
+HWY_INLINE Pack<T> power_of_two(Pack<T> k) {
+  constexpr int kDigits = std::numeric_limits<T>::digits - 1;
+  const hn::ScalableTag<T> d;
+  const hn::RebindToUnsigned<decltype(d)> bits;
+  // A whole number added to 1.5 * 2^kDigits stands in the last bits of the sum.
+  const auto k_bits = hn::BitCast(bits, (k + Pack<T>(MathConstants<T>::kShift)).r);
+  const auto one = hn::BitCast(bits, Pack<T>(1).r);
+  return hn::BitCast(d, hn::Add(hn::ShiftLeft<kDigits>(k_bits), one));
+}
+/// x * 2^k, rounded once where it is subnormal; |k| up to twice the largest exponent.
+template <class T>
+HWY_INLINE Pack<T> scaled(Pack<T> x, Pack<T> k) {
+#if HWY_TARGET == HWY_AVX3  // has an instruction for it
+  if constexpr (sizeof(T) == 4)
+    return typename Pack<T>::R{_mm512_scalef_ps(x.r.raw, k.r.raw)};
+  else
+    return typename Pack<T>::R{_mm512_scalef_pd(x.r.raw, k.r.raw)};
+#endif
+  const Pack<T> shift(MathConstants<T>::kShift), half = (k * Pack<T>(0.5) + shift) - shift;
+  return x * power_of_two(half) * power_of_two(k - half);
+}
+
+/// 2^power * factor, with factor between 0.7 and 1.42.
+template <class T>
+struct Exponential {
+  Pack<T> power;
+  Twice<T> factor;
+  HWY_INLINE Twice<T> value() const { return {scaled(factor.hi, power), scaled(factor.lo, power)}; }
+};
+/// e^(hi + lo): 0 or infinite where it leaves the range; garbage for NaN. The error is 2^-27 of the
+/// value in f32, 2^-56 in f64.
+template <class T>
+HWY_INLINE Exponential<T> exponential(Pack<T> hi, Pack<T> lo = Pack<T>(0)) {
+  using C = MathConstants<T>;
+  const Pack<T> x = hn::Min(hn::Max(hi.r, Pack<T>(C::kExpLeast).r), Pack<T>(C::kExpMost).r);
+  const Pack<T> shift(C::kShift);
+  const Pack<T> k = mul_add(x, Pack<T>(1.4426950408889634), shift) - shift;  // to nearest
+  const Pack<T> rest = mul_add(-k, Pack<T>(C::kLn2High), x);                 // exact
+  const Twice<T> r = exact_sum(rest, mul_add(-k, Pack<T>(C::kLn2Low), lo));
+  const Twice<T> y = exact_sum(Pack<T>(1), r.hi);
+  const Pack<T> tail = mul_add(r.hi * r.hi, polynomial(r.hi, C::kExp), y.lo + r.lo);
+  return {k, exact_sum(y.hi, tail)};
+}
+
+template <class T>
+HWY_INLINE Pack<T> exp(Pack<T> x) {
+  const Exponential<T> e = exponential(x);
+  return where(is_nan(x), x, scaled(e.factor.hi, e.power));
+}
+
+template <class T>
+HWY_INLINE Pack<T> sigmoid(Pack<T> x) {
+  const Twice<T> e = exponential(-abs(x)).value();
+  const Twice<T> one{Pack<T>(1), Pack<T>(0)};
+  const Twice<T> y = quotient(where(x < Pack<T>(0), e, one), one_plus(e));
+  return where(is_nan(x), x, y.hi + y.lo);
+}
+
+/// x sigmoid(x); the product is made before it is scaled, since it is a normal number for some x
+/// whose sigmoid is not.
+template <class T>
+HWY_INLINE Pack<T> silu(Pack<T> x) {
+  const Pack<T> a = abs(x), zero(0), limit(-MathConstants<T>::kExpLeast);
+  const Exponential<T> e = exponential(-a);
+  const auto negative = x < zero;
+  const Twice<T> t{hn::Min(a.r, limit.r), zero};
+  const Twice<T> y = quotient(where(negative, product(t, e.factor), t), one_plus(e.value()));
+  const Pack<T> s = scaled(y.hi + y.lo, where(negative, e.power, zero));
+  return where(is_nan(x), x, where(x > limit, x, copy_sign(s, x)));
+}
+
+/// (1 - e) / (1 + e), with e = exp(-2 |x|); x - x^3 / 3 where it is small.
+template <class T>
+HWY_INLINE Pack<T> tanh(Pack<T> x) {
+  const Pack<T> t = abs(x);
+  const Twice<T> e = exponential(Pack<T>(-2) * t).value();
+  const Pack<T> difference = Pack<T>(1) - e.hi;
+  const Twice<T> q =
+      quotient(exact_sum(difference, ((Pack<T>(1) - difference) - e.hi) - e.lo), one_plus(e));
+  const Pack<T> small = x - x * (x * x) * Pack<T>(1.0 / 3);
+  const Pack<T> y =
+      where(t < Pack<T>(MathConstants<T>::kTanhSmall), small, copy_sign(q.hi + q.lo, x));
+  return where(is_nan(x), x, y);
+}
+
+// ---- logarithms ----
 
 /// Highway's Log is wrong at 0, below, and at infinity.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V log_full(D d, V x) {
-  using T = hn::TFromD<D>;
-  const V inf = hn::Set(d, std::numeric_limits<T>::infinity());
-  const V y = hn::IfThenElse(hn::Eq(x, inf), x, hn::Log(d, x));
-  const V outside = hn::IfThenElse(hn::Eq(x, hn::Zero(d)), hn::Neg(inf),
-                                   hn::Set(d, std::numeric_limits<T>::quiet_NaN()));
-  return hn::IfThenElse(hn::Gt(x, hn::Zero(d)), y, outside);  // NaN > 0 is false
+template <class T>
+HWY_INLINE Pack<T> log(Pack<T> x) {
+  const Pack<T> zero(0), inf = Pack<T>::inf();
+  const Pack<T> y = where(x == inf, x, Pack<T>(hn::Log(hn::ScalableTag<T>(), x.r)));
+  return where(x > zero, y, where(x == zero, -inf, Pack<T>::nan()));  // NaN > 0 is false
 }
 
-/// |x| <= 0.9375: x + x P(x^2); above: 1 - exp(-x Q(x)), with Q fitted to -log(erfc(x)) / x up to
-/// 4, where erf rounds to 1. Both least-squares fits with weights that level the relative error.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V erf_f32(D d, V x) {
-  const V a = hn::Abs(x), s = hn::Mul(x, x);
-  V p = hn::Set(d, 8.26769667665525e-05f);
-  p = hn::MulAdd(p, s, hn::Set(d, -0.0008118142949104512f));
-  p = hn::MulAdd(p, s, hn::Set(d, 0.005198837322062222f));
-  p = hn::MulAdd(p, s, hn::Set(d, -0.02685850104886929f));
-  p = hn::MulAdd(p, s, hn::Set(d, 0.1128367907146908f));
-  p = hn::MulAdd(p, s, hn::Set(d, -0.3761263264944249f));
-  p = hn::MulAdd(p, s, hn::Set(d, 0.12837916652439726f));
-  const V inner = hn::MulAdd(p, x, x);
-
-  const V t = hn::Min(a, hn::Set(d, 4.0f));
-  V q = hn::Set(d, 1.1795728834196328e-05f);
-  q = hn::MulAdd(q, t, hn::Set(d, -0.0003284043248474311f));
-  q = hn::MulAdd(q, t, hn::Set(d, 0.003665015411432826f));
-  q = hn::MulAdd(q, t, hn::Set(d, -0.0238092840126177f));
-  q = hn::MulAdd(q, t, hn::Set(d, 0.10629110502991193f));
-  q = hn::MulAdd(q, t, hn::Set(d, 0.635118901421403f));
-  q = hn::MulAdd(q, t, hn::Set(d, 1.1286563776292253f));
-  const V outer = hn::Sub(hn::Set(d, 1.0f), hn::Exp(d, hn::Neg(hn::Mul(t, q))));
-
-  const V y = hn::IfThenElse(hn::Le(a, hn::Set(d, 0.9375f)), inner, hn::CopySign(outer, x));
-  return hn::IfThenElse(hn::IsNaN(x), x, y);
+/// log(1 + x): the logarithm of the rounded sum, and what the rounding took. 1.5 ulp.
+template <class T>
+HWY_INLINE Pack<T> log1p(Pack<T> x) {
+  const Pack<T> zero(0);
+  const Twice<T> u = exact_sum_any(Pack<T>(1), x);
+  // The condition is false for x = -1, and for infinity, where lo is NaN.
+  return log(u.hi) + where(abs(u.lo) > zero, u.lo / u.hi, zero);
 }
 
-/// x^p in f64 lanes for an f32 result, by exp(p log|x|): the error is about |p log x| 2^-53.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V pow_f64_for_f32(D d, V x, double p) {
-  const V one = hn::Set(d, 1.0), zero = hn::Zero(d), a = hn::Abs(x);
-  const V power = hn::Mul(hn::Set(d, p), log_full(d, a));
-  V y = hn::Exp(d, hn::Min(power, hn::Set(d, 200.0)));  // e^200 is infinite in f32
-  y = hn::IfThenElse(hn::IsNaN(power), power, y);
-  y = hn::IfThenElse(hn::Eq(a, one), one, y);      // 1^inf
-  const bool huge = !(p > -0x1p53 && p < 0x1p53);  // even, then, or infinite; NaN is huge as well
-  const int64_t truncated = huge ? 0 : static_cast<int64_t>(p);
-  const bool whole = huge || static_cast<double>(truncated) == p,
-             odd = whole && (truncated & 1) != 0;
-  if (odd) return hn::CopySign(y, x);
-  if (whole) return hn::IfThenElse(hn::IsNaN(x), x, y);
-  // A negative base to a fraction is NaN, save -infinity and -0.
-  const V nan = hn::Set(d, std::numeric_limits<double>::quiet_NaN());
-  const V finite = hn::IfThenElse(hn::Lt(x, zero), nan, y);
-  return hn::IfThenElse(hn::Eq(x, hn::Set(d, -std::numeric_limits<double>::infinity())), y, finite);
+// ---- powers ----
+
+/// What x^p depends on beside |x|^p: whether p is whole, and odd.
+struct Exponent {
+  double p;
+  bool whole, odd;
+  explicit Exponent(double p)
+      : p(p), whole(p == std::trunc(p)), odd(whole && p / 2 != std::trunc(p / 2)) {}
+};
+
+/// x^p in f64, good for an f32 result: the error is about |p log x| 2^-53.
+HWY_INLINE Pack<double> pow_for_f32(Pack<double> x, Exponent e) {
+  const Pack<double> one(1), zero(0), a = abs(x);
+  Pack<double> y = exp(Pack<double>(e.p) * log(a));
+  y = where(a == one, one, y);  // 1^inf
+  if (e.odd) return copy_sign(y, x);
+  if (e.whole) return y;
+  // A negative number to a fraction is NaN, save -infinity.
+  return where(x < zero, where(x == -Pack<double>::inf(), y, Pack<double>::nan()), y);
+}
+/// x^n by squaring, in f64 for an f32 result; n >= 1, up to about 2^20.
+HWY_INLINE Pack<double> whole_pow_for_f32(Pack<double> x, int64_t n) {
+  Pack<double> y(1);
+  for (; n > 1; n >>= 1, x = x * x)
+    if (n & 1) y = y * x;
+  return y * x;
 }
 
-template <class D, class V>
-HWY_INLINE V per_lane(D d, V x, double (*f)(double, double), double parameter) {
+HWY_INLINE Pack<float> through_f64(Pack<float> x, Exponent e) {
+  constexpr double kMultiplied = 64;
+  const hn::ScalableTag<float> d;
+  const hn::ScalableTag<double> wide;
+#if HWY_TARGET == HWY_SCALAR
+  Pack<double> parts[] = {hn::PromoteTo(wide, x.r)};
+#else
+  const hn::Half<decltype(d)> half;
+  Pack<double> parts[] = {hn::PromoteTo(wide, hn::LowerHalf(half, x.r)),
+                          hn::PromoteTo(wide, hn::UpperHalf(half, x.r))};
+#endif
+  for (Pack<double>& part : parts) {
+    if (!e.whole || std::fabs(e.p) > kMultiplied) {
+      part = pow_for_f32(part, e);
+      continue;
+    }
+    part = whole_pow_for_f32(part, static_cast<int64_t>(std::fabs(e.p)));
+    if (e.p < 0) part = Pack<double>(1) / part;
+  }
+#if HWY_TARGET == HWY_SCALAR
+  return hn::DemoteTo(d, parts[0].r);
+#else
+  return hn::Combine(d, hn::DemoteTo(half, parts[1].r), hn::DemoteTo(half, parts[0].r));
+#endif
+}
+HWY_INLINE Pack<double> lane_by_lane(Pack<double> x, Exponent e) {
+  const hn::ScalableTag<double> d;
   HWY_ALIGN double lanes[HWY_MAX_BYTES / sizeof(double)];
-  hn::Store(x, d, lanes);
-  for (size_t i = 0; i < hn::Lanes(d); ++i) lanes[i] = f(lanes[i], parameter);
+  hn::Store(x.r, d, lanes);
+  for (size_t i = 0; i < hn::Lanes(d); ++i) lanes[i] = std::pow(lanes[i], e.p);
   return hn::Load(d, lanes);
 }
-inline double erf_lane(double x, double) { return std::erf(x); }
-inline double pow_lane(double x, double p) { return std::pow(x, p); }
 
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V erf_full(D d, V x) {
-  if constexpr (sizeof(hn::TFromD<D>) == 4)
-    return erf_f32(d, x);
-  else
-    return per_lane(d, x, erf_lane, 0);
-}
-
-/// The usual exponents are a few multiplications, as PyTorch has them.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V pow_full(D d, V x, double p) {
-  using T = hn::TFromD<D>;
-  const V one = hn::Set(d, static_cast<T>(1));
-  if (p == 2) return hn::Mul(x, x);
-  if (p == 3) return hn::Mul(hn::Mul(x, x), x);
-  if (p == 1) return x;
+/// x^p: the usual exponents by multiplication, division and square root; others in f64 for f32, and
+/// by <cmath> for f64.
+template <class T>
+HWY_INLINE Pack<T> pow(Pack<T> x, Number exponent) {
+  const double p = exponent.value;
+  const Pack<T> one(1);
   if (p == 0) return one;
-  if (p == -1) return hn::Div(one, x);
-  if constexpr (sizeof(T) == 8) {
-    return per_lane(d, x, pow_lane, p);
-  } else {
-#if HWY_TARGET == HWY_SCALAR
-    const hn::Rebind<double, D> d64;
-    return hn::DemoteTo(d, pow_f64_for_f32(d64, hn::PromoteTo(d64, x), p));
-#else
-    const hn::Half<D> dh;
-    const hn::Rebind<double, hn::Half<D>> d64;
-    const auto low = pow_f64_for_f32(d64, hn::PromoteTo(d64, hn::LowerHalf(dh, x)), p);
-    const auto high = pow_f64_for_f32(d64, hn::PromoteTo(d64, hn::UpperHalf(dh, x)), p);
-    return hn::Combine(d, hn::DemoteTo(dh, high), hn::DemoteTo(dh, low));
-#endif
+  if (p == 1) return x;
+  if (p == 2) return x * x;
+  if (p == 3) return x * x * x;
+  if (p == -1) return one / x;
+  if (std::fabs(p) == 0.5) {  // sqrt(-0) is -0, and of -inf NaN
+    const Pack<T> inf = Pack<T>::inf();
+    const Pack<T> root = where(x == -inf, inf, sqrt(x + Pack<T>(0)));
+    return p > 0 ? root : one / root;
   }
+  if constexpr (sizeof(T) == 4)
+    return through_f64(x, Exponent(p));
+  else
+    return lane_by_lane(x, Exponent(p));
 }
 
 }  // namespace lockstep::HWY_NAMESPACE

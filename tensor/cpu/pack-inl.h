@@ -1,9 +1,7 @@
-// Pack<T>: as many f32 or f64 as the processor handles at once, with the arithmetic and maths that
-// the formulas use. Highway's maths is within 2 ulp on ordinary numbers and careless about NaN,
-// infinity and zero; one compare and select mends each here, so that special values come out as C's
-// <cmath> has them.
+// Pack<T>: as many f32 or f64 as the processor handles at once, with arithmetic, comparisons, loads
+// and stores. The mathematical functions on Packs are in math-inl.h and normal-inl.h.
 //
-// Compiled once per SIMD target: include it after <hwy/foreach_target.h>, between nothing.
+// Compiled once per SIMD target: include it after <hwy/foreach_target.h>, outside any namespace.
 // Functions only, no lambdas (a lambda loses the target).
 #if defined(LOCKSTEP_TENSOR_CPU_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOCKSTEP_TENSOR_CPU_PACK_INL_H_
@@ -12,12 +10,10 @@
 #define LOCKSTEP_TENSOR_CPU_PACK_INL_H_
 #endif
 
-#include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
 
 #include <limits>
 
-#include <lockstep/tensor/cpu/math-inl.h>
 #include <lockstep/tensor/formula.h>
 
 HWY_BEFORE_NAMESPACE();
@@ -66,11 +62,9 @@ struct Pack {
   }
   friend HWY_INLINE Pack abs(Pack a) { return hn::Abs(a.r); }
   friend HWY_INLINE Pack sqrt(Pack a) { return hn::Sqrt(a.r); }
-  friend HWY_INLINE Pack exp(Pack a) { return exp_full(D(), a.r); }
-  friend HWY_INLINE Pack log(Pack a) { return log_full(D(), a.r); }
-  friend HWY_INLINE Pack tanh(Pack a) { return where(is_nan(a), a, Pack(hn::Tanh(D(), a.r))); }
-  friend HWY_INLINE Pack erf(Pack a) { return erf_full(D(), a.r); }
-  friend HWY_INLINE Pack pow(Pack a, Number p) { return pow_full(D(), a.r, p.value); }
+  friend HWY_INLINE Pack copy_sign(Pack a, Pack sign) { return hn::CopySign(a.r, sign.r); }
+  /// a * b + c, rounded once where the processor can.
+  friend HWY_INLINE Pack mul_add(Pack a, Pack b, Pack c) { return hn::MulAdd(a.r, b.r, c.r); }
 };
 
 template <class T>

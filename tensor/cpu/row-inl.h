@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include <lockstep/tensor/cpu/math-inl.h>
 #include <lockstep/tensor/cpu/moments.h>
 #include <lockstep/tensor/cpu/pack-inl.h>
 

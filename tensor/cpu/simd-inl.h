@@ -10,7 +10,7 @@
 #include <bit>
 
 #include <lockstep/tensor/cpu/elementwise.h>
-#include <lockstep/tensor/cpu/pack-inl.h>
+#include <lockstep/tensor/cpu/normal-inl.h>
 
 HWY_BEFORE_NAMESPACE();
 namespace lockstep::HWY_NAMESPACE {

@@ -7,6 +7,7 @@
 #include <functional>
 
 #include <lockstep/tensor/cpu/convert_rows.h>
+#include <lockstep/tensor/element_cast.h>
 #include <lockstep/tensor/loops.h>
 #include <lockstep/tensor/parallel.h>
 
@@ -97,22 +98,6 @@ int transposed_dim(const LoopPlan& plan, int64_t bytes) {
 
 // ---- rows ----
 
-template <class T>
-inline constexpr bool is_two_byte_float = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
-
-template <class To, class From>
-To convert(From v) {
-  if constexpr (is_two_byte_float<From> && !is_two_byte_float<To>)
-    return convert<To>(static_cast<float>(v));
-  else if constexpr (std::is_same_v<To, bool>)
-    return v != From{};
-  // PyTorch's way around what C++ leaves undefined: negative numbers wrap around.
-  else if constexpr (std::is_same_v<To, uint8_t> && std::is_floating_point_v<From>)
-    return static_cast<uint8_t>(static_cast<int64_t>(v));
-  else
-    return static_cast<To>(v);
-}
-
 template <class To, class From>
 void convert_row(void*, char* const* data, const int64_t* strides, int64_t n, int64_t) {
   if (strides[0] == sizeof(To) && strides[1] == sizeof(From)) {
@@ -121,11 +106,11 @@ void convert_row(void*, char* const* data, const int64_t* strides, int64_t n, in
     if constexpr (requires { cpu::convert_rows()(from, to, n); })
       cpu::convert_rows()(from, to, n);
     else
-      for (int64_t i = 0; i < n; ++i) to[i] = convert<To>(from[i]);
+      for (int64_t i = 0; i < n; ++i) to[i] = cast_element<To>(from[i]);
   } else {
     for (int64_t i = 0; i < n; ++i)
       *reinterpret_cast<To*>(data[0] + i * strides[0]) =
-          convert<To>(*reinterpret_cast<const From*>(data[1] + i * strides[1]));
+          cast_element<To>(*reinterpret_cast<const From*>(data[1] + i * strides[1]));
   }
 }
 
@@ -213,7 +198,7 @@ bool overlaps(const Tensor& a, const Tensor& b) {
 void fill_kernel(const Tensor& t, Number value) {
   if (t.numel() == 0) return;
   dispatch_any(t.dtype(), [&]<class T>(TypeTag<T>) {
-    T v = value.is_whole ? convert<T>(value.whole) : convert<T>(value.value);
+    T v = value.is_whole ? cast_element<T>(value.whole) : cast_element<T>(value.value);
     if (t.is_contiguous() && t.numel() <= kPiece) {
       std::fill_n(t.data<T>(), t.numel(), v);
       return;

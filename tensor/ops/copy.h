@@ -2,13 +2,13 @@
 // the test for overlapping memory that in-place ops need.
 #pragma once
 
+#include <lockstep/tensor/formula.h>
 #include <lockstep/tensor/tensor.h>
 
 namespace lockstep::detail {
 
-/// dst = src, element by element: src broadcasts to dst's shape and converts to its dtype as C++
-/// does (to bool: whether it differs from 0; to f16 and bf16: to nearest, ties to even, rounded once
-/// from any dtype). Any strides; the two must not overlap.
+/// dst = src, element by element: src broadcasts to dst's shape and converts to its dtype as
+/// cast_element does. Any strides; the two must not overlap.
 LOCKSTEP_API void copy_kernel(const Tensor& dst, const Tensor& src);
 /// Every element of t = value, converted to t's dtype.
 LOCKSTEP_API void fill_kernel(const Tensor& t, Number value);

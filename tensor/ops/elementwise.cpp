@@ -3,6 +3,8 @@
 #include <lockstep/tensor/ops/elementwise.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include <lockstep/tensor/ops/copy.h>
 #include <lockstep/tensor/ops/elementwise_op.h>
@@ -32,13 +34,27 @@ DType promoted(Domain domain, const Tensor& a, const Tensor& b) {
   }
   return computes_in(domain, t);
 }
-/// A whole number brought into the range of an integer dtype, for ops that choose between it and
-/// elements.
+/// An integer clamped to the range of an integer dtype, for ops that choose between it and elements.
 Number clipped(Number n, DType t) {
   if (!n.is_whole) return n;
   if (t == DType::u8) return std::clamp<int64_t>(n.whole, 0, 255);
   if (t == DType::i32) return std::clamp<int64_t>(n.whole, INT32_MIN, INT32_MAX);
   return n;
+}
+/// A float that is to be compared with integers, as an integer if it is one. Others compare in f64,
+/// where rounding takes no integer across a fraction, nor, with these infinities, into the range.
+Number comparable(Number n) {
+  constexpr double kEnd = 0x1p63, kInf = std::numeric_limits<double>::infinity();
+  if (n.is_whole) return n;
+  if (n.value >= kEnd) return kInf;
+  if (n.value < -kEnd) return -kInf;
+  return n.value == std::trunc(n.value) ? Number(static_cast<int64_t>(n.value)) : n;
+}
+/// A 0-d tensor.
+Tensor tensor_of(Number n, DType t, Device device) {
+  const Tensor y = empty({}, {.dtype = t, .device = device});
+  detail::fill_kernel(y, n);
+  return y;
 }
 void check_device(const char* op, const Tensor& a, const Tensor& b) {
   LOCKSTEP_CHECK(a.device() == b.device(), DeviceError, op, ": tensors are on ", a.device(),
@@ -63,6 +79,12 @@ Tensor unary(Op op, Tensor x) {
 template <class Op>
 Tensor with_number(Op op, Tensor x) {
   DType compute = computes_in(Op::domain, x.dtype(), op.number);
+  if constexpr (Op::predicate) {
+    if (!is_floating(x.dtype())) {
+      op.number = comparable(op.number);
+      compute = op.number.is_whole ? x.dtype() : DType::f64;
+    }
+  }
   if (compute == DType::boolean) compute = DType::i64;  // the number is an integer
   if (clipped(op.number, compute).whole != op.number.whole) {
     if constexpr (Op::predicate) compute = DType::i64;
@@ -184,9 +206,10 @@ struct DropoutOp {
 Number number_of(Number n) {
   if (n.is_whole) return n;
   const double v = n.value;
-  const bool whole =
-      v >= -0x1p53 && v <= 0x1p53 && v == static_cast<double>(static_cast<int64_t>(v));
-  return whole ? Number(static_cast<int64_t>(v)) : Number(v);
+  if (!(std::abs(v) <= 0x1p53 && v == std::trunc(v))) return n;
+  Number out(static_cast<int64_t>(v));
+  out.value = v;  // keeps the sign of a zero
+  return out;
 }
 
 }  // namespace
@@ -201,6 +224,9 @@ Tensor abs(Tensor x) { return unary(Abs{}, std::move(x)); }
 Tensor neg(Tensor x) { return unary(Neg{}, std::move(x)); }
 Tensor square(Tensor x) { return unary(Square{}, std::move(x)); }
 Tensor silu(Tensor x) { return unary(Silu{}, std::move(x)); }
+Tensor softplus(Tensor x) { return unary(Softplus{}, std::move(x)); }
+Tensor gaussian(Tensor x) { return unary(Gaussian{}, std::move(x)); }
+Tensor ndtr(Tensor x) { return unary(Ndtr{}, std::move(x)); }
 Tensor erf(Tensor x) { return unary(Erf{}, std::move(x)); }
 Tensor gelu(Tensor x) { return unary(Gelu{}, std::move(x)); }
 Tensor leaky_relu(Tensor x, double slope) { return unary(LeakyRelu{{}, slope}, std::move(x)); }
@@ -269,14 +295,10 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   return apply(WhereOp{}, condition, a.to(t), b.to(t));
 }
 Tensor where(const Tensor& condition, const Tensor& a, Number b) {
-  return where(
-      condition, a,
-      scalar(b.value, {.dtype = computes_in(Domain::any, a.dtype(), b), .device = a.device()}));
+  return where(condition, a, tensor_of(b, computes_in(Domain::any, a.dtype(), b), a.device()));
 }
 Tensor where(const Tensor& condition, Number a, const Tensor& b) {
-  return where(
-      condition,
-      scalar(a.value, {.dtype = computes_in(Domain::any, b.dtype(), a), .device = b.device()}), b);
+  return where(condition, tensor_of(a, computes_in(Domain::any, b.dtype(), a), b.device()), b);
 }
 
 Tensor& relu_(Tensor& x) { return unary_(Relu{}, x); }

@@ -1,6 +1,6 @@
-// The formulas as the host sees them, and what can be found out by looking at one: a derivative is
-// evaluated at compile time on a Probe, which remembers what it was computed from, so what an op
-// saves for backward needs no declaration and cannot be declared wrongly.
+// The formulas as the host sees them, and what their derivatives read: each is evaluated at compile
+// time on Probes, values that know only what they were computed from. So what an op saves for
+// backward needs no declaration and cannot be declared wrongly.
 #pragma once
 
 #include <array>
@@ -19,8 +19,9 @@ using DifferentiableOps = decltype(UnaryOps() + BinaryOps() + NumberOps());
 struct Probe {
   enum : unsigned { kA = 1, kB = 2, kY = 4, kDy = 8 };
   unsigned from = 0;
-  bool untouched = false;  // still the very value it was made as
+  bool untouched = false;  // a value as it was made, not the result of an operation
 
+  constexpr Probe() = default;
   constexpr Probe(unsigned from, bool untouched) : from(from), untouched(untouched) {}
   constexpr explicit Probe(Number) {}
 
@@ -38,16 +39,14 @@ struct Probe {
   friend constexpr Probe max(Probe a, Probe b) { return both(a, b); }
   friend constexpr Probe min(Probe a, Probe b) { return both(a, b); }
   friend constexpr Probe where(Probe m, Probe a, Probe b) { return both(m, both(a, b)); }
-  friend constexpr Probe abs(Probe a) { return both(a, a); }
-  friend constexpr Probe sqrt(Probe a) { return both(a, a); }
-  friend constexpr Probe exp(Probe a) { return both(a, a); }
-  friend constexpr Probe log(Probe a) { return both(a, a); }
-  friend constexpr Probe tanh(Probe a) { return both(a, a); }
-  friend constexpr Probe erf(Probe a) { return both(a, a); }
+  friend constexpr Probe sigmoid(Probe a) { return both(a, a); }
+  friend constexpr Probe silu(Probe a) { return both(a, a); }
+  friend constexpr Probe gaussian(Probe a) { return both(a, a); }
+  friend constexpr Probe ndtr(Probe a) { return both(a, a); }
   friend constexpr Probe pow(Probe a, Number) { return both(a, a); }
 };
 
-/// The derivative by input I, of any op: op.df, op.da or op.db.
+/// The derivative by input I of any op: op.df, op.da or op.db.
 template <int I, class Op, class V>
 constexpr V derivative(const Op& op, const std::array<V, Op::inputs>& x, const V& y, const V& dy) {
   if constexpr (Op::inputs == 1)
@@ -58,16 +57,28 @@ constexpr V derivative(const Op& op, const std::array<V, Op::inputs>& x, const V
     return op.db(x[0], x[1], y, dy);
 }
 
+/// What the derivative by input I is computed from, for this op's parameters.
+template <int I, class Op>
+constexpr Probe probe(const Op& op) {
+  std::array<Probe, Op::inputs> x{Probe(Probe::kA, true)};
+  if constexpr (Op::inputs == 2) x[1] = Probe(Probe::kB, true);
+  return derivative<I>(op, x, Probe(Probe::kY, true), Probe(Probe::kDy, true));
+}
+/// The same, for any parameters: what it reads for one of Op::probe(), and passes on for all.
 template <class Op, int I>
 constexpr Probe probe() {
-  Op op{};
-  if constexpr (requires { op.exponent; })
-    op.exponent = 1.5;  // pow's exponent 0 is a case of its own
-  const Probe a(Probe::kA, true), y(Probe::kY, true), dy(Probe::kDy, true);
-  if constexpr (Op::inputs == 1)
-    return derivative<I>(op, std::array{a}, y, dy);
-  else
-    return derivative<I>(op, std::array{a, Probe(Probe::kB, true)}, y, dy);
+  if constexpr (std::is_empty_v<Op>) {
+    return probe<I>(Op{});
+  } else {
+    static_assert(
+        requires { Op::probe(); }, "an op with fields needs probe()");
+    Probe all(0, true);
+    for (const Op& op : Op::probe()) {
+      const Probe one = probe<I>(op);
+      all = Probe(all.from | one.from, all.untouched && one.untouched);
+    }
+    return all;
+  }
 }
 
 /// What the derivative by input I reads: bits of Probe.

@@ -1,9 +1,7 @@
 // Symbol: the value type of a recorded backward. It is a Tensor, or a plain number without dtype or
-// device; numbers meet numbers at once, so only what depends on tensors becomes ops in the graph.
+// device; what is computed from numbers alone is a number, so only what depends on tensors becomes
+// ops in the graph.
 #pragma once
-
-#include <algorithm>
-#include <cmath>
 
 #include <lockstep/tensor/ops/elementwise.h>
 
@@ -82,15 +80,19 @@ class Symbol {
                          : lockstep::where(m.tensor, a.tensor_, b.tensor_);
   }
 
-  friend Symbol exp(const Symbol& a) {
-    return a.is_number() ? number(std::exp(a.number_)) : lockstep::exp(a.tensor_);
+  friend Symbol max(const Symbol& a, const Symbol& b) {
+    return b.is_number() ? maximum(a.tensor_, b.number_) : maximum(a.tensor_, b.tensor_);
   }
-  friend Symbol erf(const Symbol& a) {
-    return a.is_number() ? number(std::erf(a.number_)) : lockstep::erf(a.tensor_);
+  friend Symbol min(const Symbol& a, const Symbol& b) {
+    return b.is_number() ? minimum(a.tensor_, b.number_) : minimum(a.tensor_, b.tensor_);
   }
-  friend Symbol pow(const Symbol& a, Number p) {
-    return a.is_number() ? number(std::pow(a.number_, p.value)) : lockstep::pow(a.tensor_, p);
-  }
+
+  // Of tensors only: formulas take these of their inputs.
+  friend Symbol sigmoid(const Symbol& a) { return lockstep::sigmoid(a.tensor_); }
+  friend Symbol silu(const Symbol& a) { return lockstep::silu(a.tensor_); }
+  friend Symbol gaussian(const Symbol& a) { return lockstep::gaussian(a.tensor_); }
+  friend Symbol ndtr(const Symbol& a) { return lockstep::ndtr(a.tensor_); }
+  friend Symbol pow(const Symbol& a, Number p) { return lockstep::pow(a.tensor_, p); }
 
  private:
   static Symbol number(double v) { return Symbol(Number(v)); }
