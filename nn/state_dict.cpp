@@ -1,4 +1,5 @@
 // Saving and loading a module by the names of its tensors.
+#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -37,13 +38,24 @@ LoadResult Module::load_state_dict(const NamedTensors& state, LoadOptions option
   std::vector<std::string> misshapen;
   std::vector<std::pair<Tensor, Tensor>> copies;  // to, from
   std::unordered_map<std::string, Tensor> given(state.begin(), state.end());
+  LOCKSTEP_CHECK(given.size() == state.size(), ValueError,
+                 "load_state_dict: the state has two tensors of one name");
+  const NamedTensors all = state_dict();
+  // A file may name only one of several tied tensors, which gives all of them their values.
+  const auto tied_to_given = [&](const Tensor& missing) {
+    return std::any_of(all.begin(), all.end(), [&](const auto& other) {
+      return given.contains(other.first) && missing.numel() > 0 &&
+             other.second.data_ptr() == missing.data_ptr() &&
+             other.second.shape() == missing.shape() && other.second.strides() == missing.strides();
+    });
+  };
   std::unordered_set<std::string> known;
-  for (auto& [name, mine] : state_dict()) {
+  for (auto& [name, mine] : all) {
     known.insert(name);
     const auto it = given.find(name);
-    if (it == given.end())
-      result.missing.push_back(name);
-    else if (it->second.shape() != mine.shape())
+    if (it == given.end()) {
+      if (!tied_to_given(mine)) result.missing.push_back(name);
+    } else if (it->second.shape() != mine.shape())
       misshapen.push_back(
           str_cat(name, " (given ", it->second.shape(), ", here ", mine.shape(), ")"));
     else
@@ -64,7 +76,14 @@ LoadResult Module::load_state_dict(const NamedTensors& state, LoadOptions option
 
 void Module::save(const std::string& path) const { save_safetensors(path, state_dict()); }
 LoadResult Module::load(const std::string& path, LoadOptions options) {
-  return load_state_dict(load_safetensors(path).tensors, options);
+  const Safetensors file = load_safetensors(path);
+  const NamedTensors mine = state_dict();
+  for (const auto& unsupported : file.unsupported)
+    if (options.strict || std::any_of(mine.begin(), mine.end(), [&](const auto& entry) {
+          return entry.first == unsupported.name;
+        }))
+      file.at(unsupported.name);  // throws
+  return load_state_dict(file.tensors, options);
 }
 
 }  // namespace lockstep::nn

@@ -6,11 +6,14 @@ namespace lockstep {
 
 Tensor integer_entry(int64_t value) { return tensor<int64_t>({value}, Shape{}); }
 
-StateReader::StateReader(std::string owner, const NamedTensors& state)
-    : owner_(std::move(owner)), rest_(state.begin(), state.end()) {}
+StateReader::StateReader(std::string owner, const NamedTensors& state) : owner_(std::move(owner)) {
+  for (const auto& [name, value] : state)
+    LOCKSTEP_CHECK(remaining_.emplace(name, value).second, ValueError, owner_, ": the state has '",
+                   name, "' twice");
+}
 
 Tensor StateReader::tensor(const std::string& name) {
-  auto entry = rest_.extract(name);
+  auto entry = remaining_.extract(name);
   LOCKSTEP_CHECK(!entry.empty(), ValueError, owner_, ": the state has no entry '", name, "'");
   return entry.mapped();
 }
@@ -36,8 +39,10 @@ double StateReader::number(const std::string& name) {
 }
 
 void StateReader::finish() const {
-  LOCKSTEP_CHECK(rest_.empty(), ValueError, owner_, ": entry '", rest_.begin()->first, "' and ",
-                 rest_.size() - 1, " more of the state belong to nothing here");
+  if (remaining_.empty()) return;
+  const size_t more = remaining_.size() - 1;
+  fail<ValueError>(owner_, ": unexpected entry '", remaining_.begin()->first, "'",
+                   more ? str_cat(" and ", more, " more") : "", " in the state");
 }
 
 }  // namespace lockstep
