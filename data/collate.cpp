@@ -1,5 +1,4 @@
-// Stacking is a copy of bytes, so it serves every dtype; the checks say which sample breaks the
-// batch.
+// Stacking copies bytes, so it serves every dtype; errors name the sample that differs.
 #include <lockstep/data/collate.h>
 
 #include <cstring>
@@ -8,6 +7,9 @@ namespace lockstep::data {
 
 Tensor stack_samples(const std::vector<Tensor>& samples) {
   LOCKSTEP_CHECK(!samples.empty(), ValueError, "collate: needs at least one sample");
+  for (size_t i = 0; i < samples.size(); ++i)
+    LOCKSTEP_CHECK(samples[i].defined(), ValueError, "collate: sample ", i,
+                   " of the batch is an undefined tensor");
   const Tensor& first = samples[0];
   Shape shape = first.shape();
   shape.insert(0, static_cast<int64_t>(samples.size()));

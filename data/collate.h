@@ -1,7 +1,7 @@
 // collate: samples become one batch, field by field. A Tensor field of shape S becomes one
 // contiguous tensor [B, ...S], a whole number an i64 tensor [B], a bool, float or double a tensor
 // [B] of its own dtype. A tuple, pair, array or plain struct of up to four fields becomes a tuple
-// of these. A type of one's own is given a function collate(const std::vector<MySample>&) beside
+// of these. Another type needs a function collate(const std::vector<MySample>&) beside
 // it.
 #pragma once
 
@@ -59,7 +59,13 @@ Tensor stack_numbers(const std::vector<N>& samples) {
   using E = std::conditional_t<std::is_floating_point_v<N> || std::is_same_v<N, bool>, N, int64_t>;
   Tensor t = empty({static_cast<int64_t>(samples.size())}, {.dtype = dtype_of<E>()});
   E* out = t.data<E>();
-  for (size_t i = 0; i < samples.size(); ++i) out[i] = static_cast<E>(samples[i]);
+  for (size_t i = 0; i < samples.size(); ++i) {
+    if constexpr (std::is_integral_v<N>)
+      LOCKSTEP_CHECK(std::is_signed_v<N> || static_cast<uint64_t>(samples[i]) >> 63 == 0,
+                     ValueError, "collate: sample ", i, " is ", samples[i],
+                     ", and the largest i64 is 2^63 - 1");
+    out[i] = static_cast<E>(samples[i]);
+  }
   return t;
 }
 

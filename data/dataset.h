@@ -1,4 +1,4 @@
-// Dataset: what the loader asks of data. A dataset has size() and get, in the form that suits it:
+// Dataset: the requirements of a loader. A dataset has size() and get in one of two forms:
 //
 //   Batch  get(std::span<const int64_t> indices) const;   // a whole batch at once: the fast form
 //   Sample get(int64_t index) const;                      // one sample; collate.h makes the batch
@@ -15,6 +15,7 @@
 
 #include <lockstep/data/collate.h>
 #include <lockstep/data/random_source.h>
+#include <lockstep/tensor/error_context.h>
 
 namespace lockstep::data {
 namespace detail {
@@ -74,7 +75,11 @@ auto fetch(const D& dataset, std::span<const int64_t> indices, const RandomSourc
     samples.reserve(indices.size());
     for (int64_t index : indices) {
       generator.set(random.key(index));
-      samples.push_back(detail::get(dataset, index, random));
+      try {
+        samples.push_back(detail::get(dataset, index, random));
+      } catch (...) {
+        lockstep::detail::rethrow_with_context(str_cat("in get of sample ", index));
+      }
     }
     return collate(samples);
   }

@@ -1,5 +1,5 @@
-// IDX over zlib. The bytes of the file are pulled through Source, which inflates when the file
-// begins with gzip's magic; the header's sizes are only ever an upper bound of what is read.
+// IDX over zlib. Source reads the file, and inflates it if it begins with gzip's magic. The sizes in
+// the header are only an upper bound: memory is allocated as content arrives.
 #include <lockstep/data/idx.h>
 
 #include <algorithm>
@@ -67,19 +67,25 @@ class Source {
     stream_.avail_in -= static_cast<uInt>(n);
     return n;
   }
+  /// A gzip file is a sequence of members, and zeros may follow each: block devices, tapes and
+  /// aligned copies pad with them. False at the end of the file.
+  bool begin_member() {
+    do {
+      for (; stream_.avail_in > 0 && *stream_.next_in == 0; --stream_.avail_in) ++stream_.next_in;
+    } while (stream_.avail_in == 0 && refill());
+    if (stream_.avail_in == 0) return false;
+    if (inflateReset(&stream_) != Z_OK) refuse("zlib cannot go on", kGetAgain);
+    at_end_ = false;
+    return true;
+  }
   size_t inflate_some(uint8_t* out, size_t bytes) {
     const size_t wanted = std::min(bytes, kChunk);
     stream_.next_out = out;
     stream_.avail_out = static_cast<uInt>(wanted);
     while (stream_.avail_out == wanted) {
-      if (stream_.avail_in == 0 && !refill()) {
-        if (at_end_) return 0;
+      if (at_end_ && !begin_member()) return 0;
+      if (stream_.avail_in == 0 && !refill())
         refuse("the gzip data breaks off after ", file_.size(), " bytes", kGetAgain);
-      }
-      if (at_end_) {  // gzip files may follow one another
-        if (inflateReset(&stream_) != Z_OK) refuse("zlib cannot go on", kGetAgain);
-        at_end_ = false;
-      }
       const int status = inflate(&stream_, Z_NO_FLUSH);
       if (status == Z_STREAM_END) {
         at_end_ = true;
@@ -153,7 +159,7 @@ Header read_header(Source& source) {
   return header;
 }
 
-// Memory grows with what the file yields, up to what its header says.
+// Allocates as content arrives, up to what the header says.
 std::vector<uint8_t> read_values(Source& source, const Header& header) {
   std::vector<uint8_t> values;
   while (values.size() < header.bytes) {

@@ -1,6 +1,6 @@
-// The engine behind Loader. Workers claim batch numbers in order and put results into a ring of
-// slots; the loop takes them out in order, so it never sees who was faster. A ring slot per batch
-// bounds the memory.
+// The type-erased part of Loader. Workers claim batch numbers in order and put results into a ring of
+// slots; the loop takes them out in order, so it does not depend on the workers' speed. The number
+// of slots bounds how many batches exist at once.
 #include <lockstep/data/loader.h>
 
 #include <algorithm>
@@ -9,8 +9,10 @@
 #include <thread>
 #include <vector>
 
+#include <lockstep/tensor/error_context.h>
 #include <lockstep/tensor/node.h>
 #include <lockstep/tensor/parallel.h>
+#include <lockstep/tensor/warning.h>
 
 namespace lockstep::data::detail {
 namespace {
@@ -108,50 +110,108 @@ class OrderedWorkers {
 
 }  // namespace
 
+namespace {
+
+/// Where a pass starts in this rank's order of `size` samples (without a sampler, in everybody's).
+int64_t start_of(const LoaderOptions& options, int64_t samples, int64_t size, LoaderState state) {
+  if (!options.sampler || state.samples == 0) return state.samples;
+  const int ranks = options.sampler.ranks();
+  if (ranks > 1 && state.samples >= samples) return size;  // DistributedSampler repeats some
+  LOCKSTEP_CHECK(state.samples % ranks == 0, ValueError, "Loader: ", state.samples,
+                 " samples are done, which is not the same number on each of ", ranks,
+                 " ranks; keep batch_size * ranks, or resume at the next epoch");
+  return state.samples / ranks;
+}
+
+std::vector<int64_t> order_of(const LoaderOptions& options, int64_t samples,
+                              const RandomSource& random) {
+  if (!options.sampler) return epoch_order(samples, random, options.shuffle);
+  std::vector<int64_t> order;
+  try {
+    order = options.sampler(random.epoch);
+  } catch (...) {
+    lockstep::detail::rethrow_with_context(
+        str_cat("in Loader: the sampler, for epoch ", random.epoch));
+  }
+  return order;
+}
+
+BatchPlan plan_of(const LoaderOptions& options, int64_t samples, int64_t size, LoaderState start) {
+  return {size, options.batch_size, options.drop_last, options.sampler ? Shard{} : options.shard,
+          start_of(options, samples, size, start)};
+}
+
+/// The plan of a pass that has not begun; warns of what it cannot do well.
+BatchPlan checked_plan(const LoaderOptions& options, int64_t samples, LoaderState start) {
+  LOCKSTEP_CHECK(samples >= 0, ValueError, "Loader: the dataset's size() is ", samples);
+  const int64_t size =
+      options.sampler
+          ? static_cast<int64_t>(
+                order_of(options, samples, {.seed = options.seed, .epoch = start.epoch}).size())
+          : samples;
+  const BatchPlan plan = plan_of(options, samples, size, start);
+  if (plan.has_single() && options.shard.rank == 0)
+    warn(str_cat("Loader: ", size - start.samples, " samples for ", options.shard.size,
+                 " ranks leave some rank a batch of one, on which batch norm cannot train; use "
+                 "fewer ranks"));
+  return plan;
+}
+
+}  // namespace
+
 struct EpochRun::Body {
   LoaderOptions options;
   RandomSource random;
   LoaderState start;
   std::vector<int64_t> order;
   BatchPlan plan;
-  std::shared_ptr<LoaderState> state;
+  std::shared_ptr<Position> position;
   MakeBatch make;
-  bool started = false;
+  std::string dataset;
+  int64_t pass = 0;  // 0: not begun
+  bool failed = false;
   int64_t done = 0;
   std::unique_ptr<OrderedWorkers> workers;  // last: it uses the others
 
   std::shared_ptr<void> batch(int64_t i) const {
     const Range part = plan.local(i);
+    const auto indices =
+        std::span(order).subspan(static_cast<size_t>(part.begin), static_cast<size_t>(part.size()));
     try {
-      return make(std::span(order).subspan(static_cast<size_t>(part.begin),
-                                           static_cast<size_t>(part.size())),
-                  random);
-    } catch (Error& e) {
-      e.add_context(str_cat("in Loader: batch ", i, " of epoch ", random.epoch, ", samples ",
-                            order[static_cast<size_t>(part.begin)], ", ... (", part.size(),
-                            " of them)"));
-      throw;
+      return make(indices, random);
+    } catch (...) {
+      lockstep::detail::rethrow_with_context(
+          str_cat("in Loader: batch ", i, " of epoch ", random.epoch, ", samples ", indices[0],
+                  ", ... (", indices.size(), " of them), of ", dataset));
     }
+  }
+  void move_to(LoaderState state) {
+    if (position->passes == pass) position->state = state;
   }
 };
 
-EpochRun::EpochRun(const LoaderOptions& options, int64_t samples, LoaderState start,
-                   std::shared_ptr<LoaderState> state, MakeBatch make) {
-  const RandomSource random{.seed = options.seed, .epoch = start.epoch};
-  std::vector<int64_t> order = options.sampler ? options.sampler(start.epoch)
-                                               : epoch_order(samples, random, options.shuffle);
+EpochRun::EpochRun(const LoaderOptions& options, int64_t samples, int64_t epoch,
+                   std::shared_ptr<Position> position, MakeBatch make,
+                   const std::type_info& dataset) {
+  LOCKSTEP_CHECK(epoch >= 0, ValueError, "Loader: epochs count from 0, got ", epoch);
+  const LoaderState start =
+      position->resuming ? position->state : LoaderState{.epoch = epoch, .samples = 0};
+  LOCKSTEP_CHECK(start.epoch == epoch, ValueError, "Loader: resume() asked for epoch ", start.epoch,
+                 " and epoch(", epoch, ") was called; start the loop over epochs at state.epoch");
+  const RandomSource random{.seed = options.seed, .epoch = epoch};
+  std::vector<int64_t> order = order_of(options, samples, random);
   for (int64_t index : order)
     LOCKSTEP_CHECK(index >= 0 && index < samples, IndexError, "Loader: the sampler gave sample ",
                    index, " of ", samples);
-  BatchPlan plan(static_cast<int64_t>(order.size()), options.batch_size, options.drop_last,
-                 options.sampler ? Shard{} : options.shard, start.samples);
+  const BatchPlan plan = plan_of(options, samples, static_cast<int64_t>(order.size()), start);
   body_ = std::make_unique<Body>(Body{.options = options,
                                       .random = random,
                                       .start = start,
                                       .order = std::move(order),
                                       .plan = plan,
-                                      .state = std::move(state),
+                                      .position = std::move(position),
                                       .make = std::move(make),
+                                      .dataset = lockstep::detail::type_name(dataset),
                                       .workers = nullptr});
 }
 
@@ -161,44 +221,43 @@ int64_t EpochRun::batches() const { return body_->plan.batches(); }
 
 void EpochRun::start() {
   Body& b = *body_;
-  LOCKSTEP_CHECK(!b.started, Error,
-                 "Loader: an epoch is walked once; call epoch() again for another pass");
-  b.started = true;
-  *b.state = b.start;
-  if (b.options.workers == 0 || batches() == 0) return;
-  const int threads = static_cast<int>(std::min<int64_t>(b.options.workers, batches()));
-  const int64_t ahead = std::min(int64_t{b.options.workers} * b.options.prefetch, batches());
-  b.workers = std::make_unique<OrderedWorkers>(batches(), threads, ahead,
-                                               [&b](int64_t i) { return b.batch(i); });
+  LOCKSTEP_CHECK(b.pass == 0, Error,
+                 "Loader: an epoch serves one loop; call epoch() again for another pass");
+  if (b.options.workers > 0 && batches() > 0) {
+    const int threads = static_cast<int>(std::min<int64_t>(b.options.workers, batches()));
+    const int64_t ahead = std::min(int64_t{b.options.workers} * b.options.prefetch, batches());
+    b.workers = std::make_unique<OrderedWorkers>(batches(), threads, ahead,
+                                                 [&b](int64_t i) { return b.batch(i); });
+  }
+  b.pass = ++b.position->passes;
+  b.position->state = b.start;
+  b.position->resuming = false;
 }
 
 std::shared_ptr<void> EpochRun::next() {
   Body& b = *body_;
+  LOCKSTEP_CHECK(!b.failed, Error,
+                 "Loader: this pass ended with an error; call epoch() for another, after "
+                 "loader.resume(loader.state()) to go on where it stopped");
   if (b.done == batches()) {
     b.workers.reset();
-    *b.state = {.epoch = b.random.epoch + 1, .samples = 0};
+    b.move_to({.epoch = b.random.epoch + 1, .samples = 0});
     return nullptr;
   }
   std::shared_ptr<void> batch;
+  b.failed = true;  // unless it succeeds
   if (b.workers) {
     batch = b.workers->take();
   } else {
     NoGradGuard no_grad;
     batch = b.batch(b.done);
   }
-  *b.state = {.epoch = b.random.epoch, .samples = b.plan.global(b.done).end};
+  b.failed = false;
+  const int ranks = b.options.sampler ? b.options.sampler.ranks() : 1;
+  b.move_to({.epoch = b.random.epoch, .samples = b.plan.global(b.done).end * ranks});
   ++b.done;
   return batch;
 }
-
-namespace {
-BatchPlan plan_of(const LoaderOptions& options, int64_t samples, LoaderState start) {
-  if (!options.sampler)
-    return BatchPlan(samples, options.batch_size, options.drop_last, options.shard, start.samples);
-  return BatchPlan(static_cast<int64_t>(options.sampler(start.epoch).size()), options.batch_size,
-                   options.drop_last, Shard{}, start.samples);
-}
-}  // namespace
 
 int64_t check_options(const LoaderOptions& options, int64_t samples) {
   LOCKSTEP_CHECK(options.workers >= 0, ValueError, "Loader: workers must not be negative, got ",
@@ -208,12 +267,14 @@ int64_t check_options(const LoaderOptions& options, int64_t samples) {
   LOCKSTEP_CHECK(
       !options.sampler || (!options.shuffle && options.shard.size == 1), ValueError,
       "Loader: a sampler decides the order and the rank's share; leave out shuffle and shard");
-  return plan_of(options, samples, {}).batches();
+  return checked_plan(options, samples, {}).batches();
 }
 
 void check_resume(const LoaderOptions& options, int64_t samples, LoaderState state) {
   LOCKSTEP_CHECK(state.epoch >= 0, ValueError, "Loader: epochs count from 0, got ", state.epoch);
-  plan_of(options, samples, state);
+  LOCKSTEP_CHECK(state.samples >= 0, ValueError, "Loader: cannot resume after ", state.samples,
+                 " samples");
+  checked_plan(options, samples, state);
 }
 
 NamedTensors state_dict_of(const LoaderOptions& options, int64_t samples, LoaderState state) {
@@ -221,7 +282,7 @@ NamedTensors state_dict_of(const LoaderOptions& options, int64_t samples, Loader
           {"samples", integer_entry(state.samples)},
           {"dataset_size", integer_entry(samples)},
           {"seed", integer_entry(static_cast<int64_t>(options.seed))},
-          {"shuffle", integer_entry(options.shuffle)}};
+          {"shuffle", integer_entry(options.sampler ? 2 : options.shuffle)}};
 }
 
 LoaderState state_of(const LoaderOptions& options, int64_t samples, const NamedTensors& dict) {
@@ -230,23 +291,15 @@ LoaderState state_of(const LoaderOptions& options, int64_t samples, const NamedT
   for (const auto& [name, here] : state_dict_of(options, samples, state)) {
     if (name == "epoch" || name == "samples") continue;
     const int64_t then = in.integer(name);
-    LOCKSTEP_CHECK(then == here.item<int64_t>() || state.samples == 0, ValueError,
-                   "Loader: the state was saved in the middle of an epoch with ", name, " ", then,
-                   ", and here it is ", here.item<int64_t>(),
-                   ", so the rest of the epoch would be other samples; make them equal, or resume "
-                   "at the start of an epoch");
+    LOCKSTEP_CHECK(
+        then == here.item<int64_t>() || state.samples == 0, ValueError,
+        "Loader: the state was saved in the middle of an epoch with ", name, " ", then,
+        ", and here it is ", here.item<int64_t>(),
+        ", so the remaining samples of the epoch would be others; make them equal, or resume "
+        "at the start of an epoch");
   }
   in.finish();
   return state;
-}
-
-LoaderState take_start(std::optional<LoaderState>& resume, int64_t epoch) {
-  LOCKSTEP_CHECK(epoch >= 0, ValueError, "Loader: epochs count from 0, got ", epoch);
-  if (!resume) return {.epoch = epoch, .samples = 0};
-  LOCKSTEP_CHECK(resume->epoch == epoch, ValueError, "Loader: resume() asked for epoch ",
-                 resume->epoch, " and epoch(", epoch,
-                 ") was called; start the loop over epochs at state.epoch");
-  return *std::exchange(resume, std::nullopt);
 }
 
 }  // namespace lockstep::data::detail

@@ -1,6 +1,6 @@
-// Loader: batches of a dataset, epoch by epoch, made ahead of time by worker threads. What comes
-// out depends on (seed, epoch) alone: not on the number of workers, and over all ranks not on their
-// number either.
+// Loader: batches of a dataset, epoch by epoch, prepared ahead of time by worker threads. Batches
+// depend on (seed, epoch) alone: not on the number of workers, and over all ranks not on their number
+// either, except for the end of an epoch (see BatchPlan).
 //
 //   data::Loader loader{train, {.batch_size = 64, .shuffle = true, .workers = 2, .shard = group}};
 //   for (int epoch = 0; epoch < 3; ++epoch)
@@ -12,8 +12,8 @@
 #include <functional>
 #include <iterator>
 #include <memory>
-#include <optional>
 #include <span>
+#include <typeinfo>
 #include <utility>
 
 #include <lockstep/data/dataset.h>
@@ -34,8 +34,9 @@ struct LoaderOptions {
   Sampler sampler = {};    // this rank's order, in place of shuffle and shard
 };
 
-/// Where a loop stands. Valid at another number of ranks or workers while batch_size * ranks stays
-/// the same.
+/// Position in an epoch. Valid at another number of ranks or workers while batch_size * ranks stays
+/// the same; with a sampler that does not tell its shard (see Sampler), at the same number of ranks
+/// only.
 struct LoaderState {
   int64_t epoch = 0;
   int64_t samples = 0;  // handed out in this epoch, over all ranks
@@ -48,20 +49,28 @@ namespace detail {
 using MakeBatch =
     std::function<std::shared_ptr<void>(std::span<const int64_t>, const RandomSource&)>;
 
+/// A loader's position, shared with its passes. The pass begun last moves it.
+struct Position {
+  LoaderState state = {};
+  bool resuming = false;  // the next pass starts at `state`
+  int64_t passes = 0;     // begun, or cut off by resume()
+};
+
 /// One pass over an epoch: its order, its workers and the queue that puts their results in order
 /// again.
 class LOCKSTEP_API EpochRun {
  public:
-  /// `state` is kept up to date: it counts a batch from the moment it is handed out.
-  EpochRun(const LoaderOptions& options, int64_t samples, LoaderState start,
-           std::shared_ptr<LoaderState> state, MakeBatch make);
+  /// `dataset` is its type, for errors.
+  EpochRun(const LoaderOptions& options, int64_t samples, int64_t epoch,
+           std::shared_ptr<Position> position, MakeBatch make, const std::type_info& dataset);
   ~EpochRun();  // stops and joins the workers
   EpochRun(const EpochRun&) = delete;
   EpochRun& operator=(const EpochRun&) = delete;
 
   int64_t batches() const;
   void start();
-  /// The next batch, or null after the last. Rethrows what the dataset threw, the workers joined.
+  /// The next batch, or null after the last. Rethrows what the dataset threw, the workers joined;
+  /// later calls throw an Error.
   std::shared_ptr<void> next();
 
  private:
@@ -78,12 +87,12 @@ LOCKSTEP_API NamedTensors state_dict_of(const LoaderOptions& options, int64_t sa
 /// The inverse; ValueError when the dict, made in mid-epoch, is of another order of samples.
 LOCKSTEP_API LoaderState state_of(const LoaderOptions& options, int64_t samples,
                                   const NamedTensors& dict);
-/// Where `epoch` starts: at the state to resume, once, or at its beginning.
-LOCKSTEP_API LoaderState take_start(std::optional<LoaderState>& resume, int64_t epoch);
 
 }  // namespace detail
 
-/// The batches of one epoch, to be walked once. Leaving the loop early stops the workers.
+/// The batches of one epoch, for one loop. Leaving the loop early stops the workers. After an
+/// exception this pass is over; the loader stands before the batch that failed, and
+/// loader.resume(loader.state()) makes the next pass go on there.
 template <class Batch>
 class Epoch {
  public:
@@ -129,13 +138,28 @@ class Loader {
   using Batch = BatchOf<D>;
 
   /// The dataset is copied in (tensors inside are shared); one that cannot be copied is moved in,
-  /// or given as a shared_ptr. Throws ValueError for fewer samples than ranks, or options that make
-  /// no sense.
+  /// or given as a shared_ptr. Throws ValueError for no samples, fewer samples than ranks, or
+  /// options that contradict each other; warns when the only batch leaves a rank one sample.
   explicit Loader(D dataset, LoaderOptions options = {})
       : Loader(std::make_shared<const D>(std::move(dataset)), std::move(options)) {}
   explicit Loader(std::shared_ptr<const D> dataset, LoaderOptions options = {})
       : dataset_(std::move(dataset)), options_(std::move(options)) {
     batches_ = detail::check_options(options_, dataset_->size());
+  }
+
+  /// A copy has a position of its own. Moving keeps running passes.
+  Loader(const Loader& other)
+      : dataset_(other.dataset_),
+        options_(other.options_),
+        batches_(other.batches_),
+        position_(std::make_shared<detail::Position>(*other.position_)) {}
+  Loader(Loader&&) noexcept = default;
+  Loader& operator=(Loader other) noexcept {
+    std::swap(dataset_, other.dataset_);
+    std::swap(options_, other.options_);
+    std::swap(batches_, other.batches_);
+    std::swap(position_, other.position_);
+    return *this;
   }
 
   const D& dataset() const { return *dataset_; }
@@ -150,23 +174,22 @@ class Loader {
           std::make_shared<Batch>(fetch(*dataset, indices, random)));
     };
     return data::Epoch<Batch>(std::make_unique<detail::EpochRun>(
-        options_, dataset_->size(), detail::take_start(resume_, epoch), state_, std::move(make)));
+        options_, dataset_->size(), epoch, position_, std::move(make), typeid(D)));
   }
 
-  /// Where the loop stands, the batch in hand counted as done; after the last one, the start of the
-  /// next epoch.
-  LoaderState state() const { return *state_; }
-  /// Makes epoch(state.epoch) go on after state.samples; the loop over epochs starts there.
-  /// ValueError, and no change, when there is nothing to go on with: more samples than there are.
+  /// The position of the pass begun last, the batch in hand counted as done; after the last one, the
+  /// start of the next epoch.
+  LoaderState state() const { return position_->state; }
+  /// Makes the next pass, which must be epoch(state.epoch), start after state.samples. ValueError, and
+  /// no change, for more samples than there are, and for fewer left than ranks.
   void resume(LoaderState state) {
     detail::check_resume(options_, dataset_->size(), state);
-    resume_ = state;
-    if (state == LoaderState()) resume_.reset();
-    *state_ = state;
+    *position_ = {state, state != LoaderState(), position_->passes + 1};
   }
-  /// The state as tensors, with what decides the order: seed, shuffle and the number of samples.
+  /// The state as tensors, with what decides the order: seed, shuffle (2: a sampler) and the number
+  /// of samples.
   NamedTensors state_dict() const {
-    return detail::state_dict_of(options_, dataset_->size(), *state_);
+    return detail::state_dict_of(options_, dataset_->size(), position_->state);
   }
   /// resume(), once it is known that the order of samples is the same.
   void load_state_dict(const NamedTensors& state) {
@@ -177,8 +200,7 @@ class Loader {
   std::shared_ptr<const D> dataset_;
   LoaderOptions options_;
   int64_t batches_ = 0;
-  std::shared_ptr<LoaderState> state_ = std::make_shared<LoaderState>();
-  std::optional<LoaderState> resume_;
+  std::shared_ptr<detail::Position> position_ = std::make_shared<detail::Position>();
 };
 template <class D>
 Loader(std::shared_ptr<D>, LoaderOptions = {}) -> Loader<std::remove_const_t<D>>;

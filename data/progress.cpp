@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <string_view>
@@ -37,10 +38,28 @@ double seconds_between(std::chrono::steady_clock::time_point a,
   return std::chrono::duration<double>(b - a).count();
 }
 
-std::string formatted(const char* format, double value) {
+/// printf's "%.Nf" without the locale's decimal point; large values in exponent form.
+std::string fixed(double value, int decimals) {
+  const bool large = std::isfinite(value) && std::abs(value) >= 1e15;
   char text[64];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
+  const auto end =
+      std::to_chars(text, text + sizeof text, value,
+                    large ? std::chars_format::scientific : std::chars_format::fixed, decimals);
+  return {text, end.ptr};
+}
+
+/// Columns of a UTF-8 text: its bytes without continuation bytes.
+size_t columns_of(std::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
+}
+
+/// The beginning of a UTF-8 text that fits `columns`.
+std::string cut(const std::string& text, size_t columns) {
+  size_t end = 0;
+  for (; end < text.size(); ++end)
+    if ((text[end] & 0xC0) != 0x80 && columns-- == 0) break;
+  return text.substr(0, end);
 }
 
 }  // namespace
@@ -65,21 +84,18 @@ std::string short_number(double value) {
     value /= 1000;
     unit = next;
   }
-  const char* format = *unit == '\0'   ? "%.0f"
-                       : value < 9.995 ? "%.2f"
-                       : value < 99.95 ? "%.1f"
-                                       : "%.0f";
-  return formatted(format, value) + unit;
+  return fixed(value, *unit == '\0' || value >= 99.95 ? 0 : value < 9.995 ? 2 : 1) + unit;
 }
 
 std::string bar_line(const std::string& title, double fraction, const std::string& text, int width,
                      bool colour) {
   fraction = std::clamp(fraction, 0.0, 1.0);
-  const std::string percent = formatted("%3.0f%%", std::floor(fraction * 100));
+  std::string percent = fixed(std::floor(fraction * 100), 0) + "%";
+  percent.insert(0, 4 - percent.size(), ' ');
   const std::string rest = percent + "  " + text;
-  const int room = width - static_cast<int>(title.size() + rest.size()) - 4;  // spaces and brackets
-  if (room < kNarrowestBar)
-    return (title + " " + rest).substr(0, static_cast<size_t>(std::max(width, 0)));
+  const int room =
+      width - static_cast<int>(columns_of(title) + columns_of(rest)) - 4;  // spaces and brackets
+  if (room < kNarrowestBar) return cut(title + " " + rest, static_cast<size_t>(std::max(width, 0)));
   const int cells = std::min(room, kWidestBar);
   const int full = static_cast<int>(fraction * cells);
   std::string bar(static_cast<size_t>(full), '=');
@@ -145,8 +161,8 @@ void Progress::draw() {
         detail::bar_line(title_, fraction, text(), width_of(options_.out) - 1, colour_);
     std::fprintf(options_.out, "\r%s\x1b[K", line.c_str());
   } else {
-    std::fprintf(options_.out, "%s  %.0f%%  %s\n", title_.c_str(),
-                 std::floor(100 * std::min(fraction, 1.0)), text().c_str());
+    const std::string percent = fixed(std::floor(100 * std::min(fraction, 1.0)), 0);
+    std::fprintf(options_.out, "%s  %s%%  %s\n", title_.c_str(), percent.c_str(), text().c_str());
   }
   std::fflush(options_.out);
 }
@@ -156,7 +172,7 @@ std::string Progress::text() const {
   const double seconds = seconds_between(start_, Clock::now());
   std::string text;
   if (samples_with_loss_ > 0)
-    text += formatted("loss %.4f  ", loss_sum_ / static_cast<double>(samples_with_loss_));
+    text += str_cat("loss ", fixed(loss_sum_ / static_cast<double>(samples_with_loss_), 4), "  ");
   text += detail::short_number(static_cast<double>(samples_) * options_.samples_factor /
                                std::max(seconds, 1e-9));
   text += " samples/s  ";
@@ -171,9 +187,9 @@ std::string Progress::last_text() const {
   const double samples = static_cast<double>(samples_) * options_.samples_factor;
   std::string text;
   if (samples_with_loss_ > 0)
-    text += formatted("loss %.4f  ", loss_sum_ / static_cast<double>(samples_with_loss_));
-  text += formatted("%.0f samples in ", samples) +
-          (seconds < 10 ? formatted("%.2fs", seconds) : detail::clock_text(seconds));
+    text += str_cat("loss ", fixed(loss_sum_ / static_cast<double>(samples_with_loss_), 4), "  ");
+  text += str_cat(fixed(samples, 0), " samples in ",
+                  seconds < 10 ? fixed(seconds, 2) + "s" : detail::clock_text(seconds));
   return text + "  " + detail::short_number(samples / std::max(seconds, 1e-9)) + " samples/s";
 }
 

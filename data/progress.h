@@ -1,6 +1,5 @@
-// Progress: how an epoch is going, for whoever watches: one redrawn line on a terminal, plain lines
-// now and then in a log. Writing is what it is for, so it writes, but only where it is told and
-// only when enabled.
+// Progress: how far an epoch is: a bar on a terminal, redrawn in place, or periodic lines in a log.
+// It writes to the stream that it is given, and nothing where it is not enabled.
 //
 //   data::Progress progress{"epoch 1/3", loader.size(), {.enabled = group.is_main()}};
 //   for (auto [x, y] : loader.epoch(0)) { ...; progress.step(x.size(0), loss.item<double>()); }
@@ -20,7 +19,7 @@ namespace lockstep::data {
 
 struct ProgressOptions {
   bool enabled = true;        // false on ranks that are not the main one
-  std::FILE* out = stderr;    // a terminal is found out by isatty
+  std::FILE* out = stderr;    // a bar if it is a terminal, lines if not
   double line_seconds = 5;    // in a log: at most one line in so many seconds, and one at the end
   double samples_factor = 1;  // ranks, when step() is told of one rank's samples
   int64_t initial = 0;        // steps of the whole that were done before, in a resumed run

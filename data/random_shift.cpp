@@ -1,4 +1,4 @@
-// Rows that stay inside the image are copied to their new place in a batch of the border's value.
+// The rows that stay inside the image are copied into a batch filled with the border's value.
 #include <lockstep/data/random_shift.h>
 
 #include <algorithm>
@@ -25,8 +25,8 @@ Tensor RandomShift::operator()(const Tensor& images, std::span<const int64_t> in
   char* out = static_cast<char*>(result.data_ptr());
   for (int64_t sample : indices) {
     Draws draws(random.key(sample, Purpose::shift));
-    const int64_t down = draws.below(2 * pixels + 1) - pixels;
-    const int64_t right = draws.below(2 * pixels + 1) - pixels;
+    const int64_t down = draws.below(2 * int64_t{pixels} + 1) - pixels;
+    const int64_t right = draws.below(2 * int64_t{pixels} + 1) - pixels;
     const int64_t columns = std::max<int64_t>(width - std::abs(right), 0);
     for (int64_t p = 0; p < planes; ++p, in += plane, out += plane) {
       for (int64_t y = std::max<int64_t>(down, 0);

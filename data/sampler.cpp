@@ -1,4 +1,4 @@
-// The arithmetic of who sees which sample.
+// Cutting an epoch into batches and dealing it to ranks.
 #include <lockstep/data/sampler.h>
 
 #include <algorithm>
@@ -26,15 +26,14 @@ std::vector<int64_t> epoch_order(int64_t samples, const RandomSource& random, bo
 
 BatchPlan::BatchPlan(int64_t samples, int64_t batch_size, bool drop_last, Shard shard,
                      int64_t start)
-    : shard_(shard), start_(start), end_(samples) {
+    : shard_(shard), batch_size_(batch_size), start_(start), end_(samples) {
   check_shard("BatchPlan", shard);
   LOCKSTEP_CHECK(batch_size >= 1 && batch_size <= std::numeric_limits<int64_t>::max() / shard.size,
                  ValueError, "BatchPlan: batch_size must be at least 1, got ", batch_size);
   LOCKSTEP_CHECK(start >= 0 && start <= samples, ValueError, "BatchPlan: cannot start at sample ",
                  start, " of ", samples, "; was the state saved with another dataset?");
-  global_size_ = batch_size * shard.size;
-  const int64_t left = samples - start;
-  const int64_t full = left / global_size_, remainder = left % global_size_;
+  const int64_t global_size = batch_size * shard.size, left = samples - start;
+  const int64_t full = left / global_size, remainder = left % global_size;
   if (drop_last) {
     LOCKSTEP_CHECK(full > 0 || start > 0, ValueError, "BatchPlan: drop_last leaves no batch of ",
                    samples, " samples: a full one needs ", batch_size, " x ", shard.size,
@@ -43,18 +42,25 @@ BatchPlan::BatchPlan(int64_t samples, int64_t batch_size, bool drop_last, Shard 
     end_ -= remainder;
     return;
   }
-  LOCKSTEP_CHECK(left >= shard.size || (left == 0 && start > 0), ValueError, "BatchPlan: ", left,
-                 " samples ", start > 0 ? "left in this epoch " : "", "do not go round ",
+  LOCKSTEP_CHECK(samples > 0, ValueError, "BatchPlan: there are no samples");
+  LOCKSTEP_CHECK(left >= shard.size || left == 0, ValueError, "BatchPlan: ", left,
+                 start > 0 ? " samples are left in this epoch" : " samples", ", fewer than ",
                  shard.size, " ranks; use fewer ranks",
                  start > 0 ? ", or resume at the next epoch" : "");
-  batches_ = full + (remainder >= shard.size ? 1 : 0);
+  const int64_t own = shard.size > 1 ? shard.size * std::min<int64_t>(batch_size, 2) : 1;
+  batches_ = full + (remainder >= own || (full == 0 && left > 0) ? 1 : 0);
+}
+
+bool BatchPlan::has_single() const {
+  if (shard_.size == 1 || batch_size_ == 1 || batches_ == 0) return false;
+  return global(batches_ - 1).size() < 2 * int64_t{shard_.size};
 }
 
 Range BatchPlan::global(int64_t i) const {
   LOCKSTEP_CHECK(i >= 0 && i < batches_, IndexError, "BatchPlan: batch ", i,
                  " is out of range for ", batches_);
-  const int64_t begin = start_ + i * global_size_;
-  return {begin, i == batches_ - 1 ? end_ : begin + global_size_};
+  const int64_t size = batch_size_ * shard_.size, begin = start_ + i * size;
+  return {begin, i == batches_ - 1 ? end_ : begin + size};
 }
 
 Range BatchPlan::local(int64_t i) const {

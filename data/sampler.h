@@ -1,11 +1,13 @@
-// Samplers: in which order an epoch's samples are seen, and by whom. The order is a permutation of
-// the whole set that depends on (seed, epoch) alone; BatchPlan cuts it into global batches and each
-// of these into one piece per rank, without repeating a sample. DistributedSampler is PyTorch's,
-// for those who want its rule.
+// Samplers: the order of an epoch's samples and their division among ranks. The order is a
+// permutation of the whole set that depends on (seed, epoch) alone; BatchPlan cuts it into global
+// batches and each of these into one piece per rank, without repeating a sample. DistributedSampler
+// is PyTorch's, for its rule.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <lockstep/data/random_source.h>
@@ -13,8 +15,28 @@
 
 namespace lockstep::data {
 
-/// This rank's samples of an epoch, in order.
-using Sampler = std::function<std::vector<int64_t>(int64_t epoch)>;
+/// This rank's samples of an epoch, in order: any function of the epoch. One with a member shard(),
+/// as DistributedSampler has, tells by it among how many ranks the whole order is dealt one by one,
+/// which makes a loader's state valid at another number of ranks.
+class Sampler {
+ public:
+  using Order = std::vector<int64_t>;
+
+  Sampler() = default;
+  template <class F>
+  requires(!std::is_same_v<F, Sampler> && std::is_invocable_r_v<Order, F&, int64_t>) Sampler(F f) {
+    if constexpr (requires { f.shard().size; }) ranks_ = f.shard().size;
+    order_ = std::move(f);
+  }
+
+  explicit operator bool() const { return static_cast<bool>(order_); }
+  Order operator()(int64_t epoch) const { return order_(epoch); }
+  int ranks() const { return ranks_; }
+
+ private:
+  std::function<Order(int64_t)> order_;
+  int ranks_ = 1;
+};
 
 /// 0 .. samples-1, shuffled by (seed, epoch) or as they come. The same on every rank.
 LOCKSTEP_API std::vector<int64_t> epoch_order(int64_t samples, const RandomSource& random,
@@ -29,8 +51,10 @@ struct Range {
 
 /// How positions `start` .. `samples` are cut into global batches of batch_size * shard.size, and
 /// these into the ranks' pieces: consecutive in rank order, sizes differing by at most one. Every
-/// rank has the same number of batches and none is empty: a remainder smaller than the number of
-/// ranks is spread over the last full batch. With drop_last only full batches count.
+/// rank has the same number of batches. On several ranks the remainder is a batch of its own only if
+/// each rank gets two samples of it (one, if batch_size is 1), since batch norm cannot train on one.
+/// Else it joins the last full batch, which then has up to two samples more on each rank. On one rank
+/// any remainder is a batch, as in PyTorch. With drop_last only full batches count.
 class LOCKSTEP_API BatchPlan {
  public:
   /// ValueError when there are fewer samples than ranks (nothing left at all is fine when start >
@@ -38,6 +62,9 @@ class LOCKSTEP_API BatchPlan {
   BatchPlan(int64_t samples, int64_t batch_size, bool drop_last, Shard shard, int64_t start = 0);
 
   int64_t batches() const { return batches_; }
+  /// Whether some rank gets a batch of one sample although batch_size and ranks are more than one:
+  /// too few samples are left for two each.
+  bool has_single() const;
   /// The positions of batch i over all ranks.
   Range global(int64_t i) const;
   /// This rank's part of them.
@@ -45,7 +72,7 @@ class LOCKSTEP_API BatchPlan {
 
  private:
   Shard shard_;
-  int64_t start_, end_, global_size_, batches_;
+  int64_t batch_size_, start_, end_, batches_;
 };
 
 struct DistributedSamplerOptions {
@@ -66,6 +93,7 @@ class LOCKSTEP_API DistributedSampler {
  public:
   explicit DistributedSampler(int64_t samples, DistributedSamplerOptions options = {});
 
+  Shard shard() const { return options_.shard; }
   /// Samples of one rank.
   int64_t size() const { return per_rank_; }
   void set_epoch(int64_t epoch);

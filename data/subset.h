@@ -36,7 +36,11 @@ class Subset {
   auto get(std::span<const int64_t> indices, const RandomSource& random) const {
     std::vector<int64_t> originals;
     originals.reserve(indices.size());
-    for (int64_t i : indices) originals.push_back(indices_.at(static_cast<size_t>(i)));
+    for (int64_t i : indices) {
+      LOCKSTEP_CHECK(i >= 0 && i < size(), IndexError, "Subset: there is no sample ", i, " among ",
+                     size());
+      originals.push_back(indices_[static_cast<size_t>(i)]);
+    }
     return fetch(dataset_, originals, random);
   }
 

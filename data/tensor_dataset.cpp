@@ -1,4 +1,4 @@
-// Picking rows is a copy of bytes, so it serves every dtype.
+// Rows are copied as bytes, so every dtype is served.
 #include <lockstep/data/tensor_dataset.h>
 
 #include <cstring>
@@ -6,6 +6,7 @@
 namespace lockstep::data {
 
 Tensor gather_rows(const Tensor& source, std::span<const int64_t> indices) {
+  LOCKSTEP_CHECK(source.dim() >= 1, ShapeError, "gather_rows: a 0-d tensor has no rows");
   Shape shape = source.shape();
   const int64_t rows = shape[0];
   shape[0] = static_cast<int64_t>(indices.size());

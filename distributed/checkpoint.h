@@ -1,5 +1,5 @@
-// Checkpoints: a whole training run in one safetensors file, so that a run that was stopped, or
-// restarted on another number of ranks, goes on where it stood.
+// Checkpoints: the state of a training run in one safetensors file, from which it goes on after a
+// stop, also on another number of ranks.
 //
 //   dist::Checkpoint run{group, {{"model", net}, {"optimizer", opt}, {"schedule", schedule},
 //                                {"loader", loader}, {"best", best_accuracy}}};
@@ -23,8 +23,8 @@
 
 namespace lockstep::dist {
 
-/// Modules, DistributedDataParallel, optimizers, schedules, loaders, and whatever else has these
-/// two. load_state_dict throws when the state does not fit, and has changed nothing then.
+/// Modules, DistributedDataParallel, optimizers, schedules, loaders, and every other type with these
+/// two. If the state does not fit, load_state_dict throws and changes nothing.
 template <class T>
 concept Stateful = requires(T& object, const NamedTensors& state) {
   { object.state_dict() } -> std::convertible_to<NamedTensors>;
@@ -32,13 +32,13 @@ concept Stateful = requires(T& object, const NamedTensors& state) {
 };
 
 struct CheckpointPartOptions {
-  /// Every rank has a state of its own, such as a compression's left-over error. All are saved,
-  /// and each rank gets its own back. At another number of ranks they fit nobody: a warning says
+  /// Every rank has a state of its own, such as the error feedback of a compression. All are saved,
+  /// and each rank gets its own back. At another number of ranks they are not loaded: a warning says
   /// so, and the object stays as it is.
   bool per_rank = false;
 };
 
-/// One named piece of a run. It refers to the object, which must outlive it.
+/// A named part of a run. It refers to the object, which must outlive it.
 class LOCKSTEP_API CheckpointPart {
  public:
   /// `name` is not empty and has no '.'; entries of the file are called name.entry.
@@ -47,7 +47,7 @@ class LOCKSTEP_API CheckpointPart {
       : CheckpointPart(
             std::move(name), [&object] { return NamedTensors(object.state_dict()); },
             [&object](const NamedTensors& state) { object.load_state_dict(state); }, options) {}
-  /// A number of the program's own; its entry is called name.
+  /// A number of the program; its entry is called name.
   template <std::integral N>
   CheckpointPart(std::string name, N& value, CheckpointPartOptions options = {})
       : CheckpointPart(
@@ -83,15 +83,15 @@ class LOCKSTEP_API CheckpointPart {
   CheckpointPartOptions options_;
 };
 
-/// What a run consists of, the same on every rank. The default generator of every rank belongs to
-/// it by itself.
+/// The parts of a run, the same on every rank. The default generators of all ranks are always
+/// included.
 struct Checkpoint {
   Group group;
   std::vector<CheckpointPart> parts;
 };
 
-/// Writes the file on rank 0, from rank 0's objects, and atomically: the old file stays whole until
-/// the new one is. Throws on every rank when it fails on one (IoError: the folder is missing, the
+/// Writes the file on rank 0, from rank 0's objects, atomically (see write_file_atomically in
+/// file.h). Throws on every rank when it fails on one (IoError: the folder is missing, the
 /// disk is full; ValueError: two parts of one name). A collective call.
 LOCKSTEP_API void save_checkpoint(const std::string& path, const Checkpoint& run);
 

@@ -141,9 +141,12 @@ Environment read_environment() {
 double join_timeout_seconds(const GetVariable& get) {
   const char* value = get("LOCKSTEP_JOIN_TIMEOUT");
   if (!value || !*value) return 60;
-  char* end = nullptr;
-  const double seconds = std::strtod(value, &end);
-  LOCKSTEP_CHECK(end != value && *end == '\0' && std::isfinite(seconds) && seconds > 0, DistError,
+  double seconds = 0;  // from_chars: strtod would expect the locale's decimal point
+  const std::string_view text = value;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  LOCKSTEP_CHECK(error == std::errc() && end == text.data() + text.size() &&
+                     std::isfinite(seconds) && seconds > 0,
+                 DistError,
                  "init: LOCKSTEP_JOIN_TIMEOUT must be a positive number of seconds, got \"", value,
                  "\"");
   return seconds;

@@ -1,4 +1,5 @@
 // Saving and loading a module by the names of its tensors.
+#include <algorithm>
 #include <cstring>
 #include <map>
 
@@ -102,7 +103,14 @@ LoadResult Module::load_state_dict(const NamedTensors& state, LoadOptions option
 
 void Module::save(const std::string& path) const { save_safetensors(path, state_dict()); }
 LoadResult Module::load(const std::string& path, LoadOptions options) {
-  return load_state_dict(load_safetensors(path).tensors, options);
+  const Safetensors file = load_safetensors(path);
+  const NamedTensors mine = state_dict();
+  for (const auto& unsupported : file.unsupported)
+    if (options.strict || std::any_of(mine.begin(), mine.end(), [&](const auto& entry) {
+          return entry.first == unsupported.name;
+        }))
+      file.at(unsupported.name);  // throws
+  return load_state_dict(file.tensors, options);
 }
 
 }  // namespace lockstep::nn

@@ -1,28 +1,38 @@
-// POSIX files: write, fsync, rename, fsync of the folder; and what errno means for whoever reads
-// the message.
+// Reading and writing through POSIX descriptors, and the hints of I/O errors. The atomic replacement
+// is in atomic_file.cpp.
 #include <lockstep/tensor/file.h>
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <cstdio>
-#include <cstring>
+#include <ctime>
 #include <utility>
 
-namespace lockstep {
-namespace {
+#include <lockstep/tensor/file_error.h>
+#include <lockstep/tensor/system_text.h>
 
-constexpr size_t kBuffer = size_t{1} << 16;
-constexpr size_t kLargestCall = size_t{1} << 30;  // Linux moves at most 2 GiB a call
+namespace lockstep {
+namespace detail {
 
 std::string folder_of(const std::string& path) {
   const size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
   return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+namespace {
+
+std::string limit_of(int resource) {
+  rlimit limit{};
+  if (::getrlimit(static_cast<decltype(RLIMIT_FSIZE)>(resource), &limit) != 0 ||
+      limit.rlim_cur == RLIM_INFINITY)
+    return "";
+  return str_cat(" of ", static_cast<uint64_t>(limit.rlim_cur));
 }
 
 std::string hint(int error, const std::string& path) {
@@ -34,9 +44,11 @@ std::string hint(int error, const std::string& path) {
       return "the disk is full: free some space or choose another folder";
     case EDQUOT:
       return "your disk quota is used up: free some space or choose another folder";
-    case EFBIG:
-      return "the file would pass the size limit: raise it with ulimit -f, or choose another file "
-             "system";
+    case EFBIG: {
+      const std::string limit = limit_of(RLIMIT_FSIZE);
+      return str_cat("the file would pass the size limit", limit, limit.empty() ? "" : " bytes",
+                     ": raise it with ulimit -f, or choose another file system");
+    }
     case EACCES:
     case EPERM:
       return "check the permissions of the file and its folder";
@@ -44,63 +56,72 @@ std::string hint(int error, const std::string& path) {
       return "the file system is read-only: choose another folder";
     case EISDIR:
       return "this is a folder: add a file name";
+    case EBUSY:
+      return "the file is a mount point and cannot be replaced: mount its folder instead";
+    case ELOOP:
+      return "its symbolic links form a circle: remove them";
+    case ENAMETOOLONG:
+      return "a name has at most 255 bytes and a path 4095: shorten it";
     case EMFILE:
+      return str_cat("the process has reached its limit", limit_of(RLIMIT_NOFILE),
+                     " open files: raise it with ulimit -n");
     case ENFILE:
-      return "too many files are open: raise the limit with ulimit -n";
+      return "the system has reached its limit of open files: raise fs.file-max";
+    case ENOMEM:
+      return "the system is out of memory";
+    case ESTALE:
+      return "the network file system has lost the file: try again";
     default:
       return "check the disk and try again";
   }
 }
 
-[[noreturn]] void fail_with(std::string_view op, std::string_view what, const std::string& path,
-                            int error) {
-  fail<IoError>(op, ": cannot ", what, " ", path, ": ", std::strerror(error), "; ",
+}  // namespace
+
+void fail_file(std::string_view op, std::string_view what, const std::string& path, int error) {
+  fail<IoError>(op, ": cannot ", what, " ", path, ": ", system_text(error), "; ",
                 hint(error, path));
 }
 
-// fsync, where the file system knows it.
-bool sync(int fd) { return ::fsync(fd) == 0 || errno == EINVAL || errno == ENOTSUP; }
+void check_path(std::string_view op, const std::string& path) {
+  LOCKSTEP_CHECK(!path.empty(), IoError, op, ": the path is empty; give the name of a file");
+  LOCKSTEP_CHECK(path.find('\0') == std::string::npos, IoError, op,
+                 ": the path has a NUL byte after ", path.c_str(),
+                 ", where the system would end it; remove it");
+}
 
-// The unfinished file: closed and removed unless published.
-class Temporary {
+}  // namespace detail
+
+namespace {
+
+using detail::fail_file;
+
+constexpr size_t kBuffer = size_t{1} << 16;
+constexpr size_t kLargestCall = size_t{1} << 30;  // Linux moves at most 2 GiB a call
+
+// A write beyond RLIMIT_FSIZE sends SIGXFSZ to the writing thread, which ends the process unless
+// ignored. Blocked and taken back here, only the error EFBIG is left.
+class SizeSignalBlocked {
  public:
-  explicit Temporary(const std::string& target) : target_(target) {
-    static std::atomic<unsigned> count{0};
-    name_ = str_cat(target, ".tmp-", ::getpid(), "-", count.fetch_add(1));
-    fd_ = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd_ < 0) fail_with("write_file_atomically", "create", target, errno);
+  SizeSignalBlocked() {
+    sigemptyset(&size_);
+    sigaddset(&size_, SIGXFSZ);
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGXFSZ) == 1;
+    pthread_sigmask(SIG_BLOCK, &size_, &before_);
   }
-  ~Temporary() {
-    if (fd_ >= 0) ::close(fd_);
-    if (!published_) ::unlink(name_.c_str());
+  ~SizeSignalBlocked() {
+    const timespec now{};
+    while (!was_pending_ && sigtimedwait(&size_, nullptr, &now) < 0 && errno == EINTR) continue;
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
-  Temporary(const Temporary&) = delete;
-  Temporary& operator=(const Temporary&) = delete;
-
-  int fd() const { return fd_; }
-
-  void publish() {
-    if (!sync(fd_)) fail_with("write_file_atomically", "write", target_, errno);
-    // Some network file systems report a full disk only here.
-    if (::close(std::exchange(fd_, -1)) != 0)
-      fail_with("write_file_atomically", "write", target_, errno);
-    if (::rename(name_.c_str(), target_.c_str()) != 0)
-      fail_with("write_file_atomically", "rename the finished file to", target_, errno);
-    published_ = true;
-    const std::string folder = folder_of(target_);
-    const int directory = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (directory < 0) return;  // a folder may be writable and not readable
-    const bool synced = sync(directory);
-    const int error = errno;
-    ::close(directory);
-    if (!synced) fail_with("write_file_atomically", "sync the folder of", target_, error);
-  }
+  SizeSignalBlocked(const SizeSignalBlocked&) = delete;
+  SizeSignalBlocked& operator=(const SizeSignalBlocked&) = delete;
 
  private:
-  const std::string& target_;
-  std::string name_;
-  int fd_ = -1;
-  bool published_ = false;
+  sigset_t size_, before_;
+  bool was_pending_;
 };
 
 }  // namespace
@@ -122,43 +143,29 @@ void FileWriter::flush() {
 }
 
 void FileWriter::write_through(const char* data, size_t bytes) {
-  while (bytes > 0) {
-    const ssize_t n = ::write(fd_, data, std::min(bytes, kLargestCall));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail_with("write_file_atomically", "write", path_, errno);
-    data += n;
-    bytes -= static_cast<size_t>(n);
+  int error = 0;
+  {
+    const SizeSignalBlocked blocked;
+    while (bytes > 0 && error == 0) {
+      const ssize_t n = ::write(fd_, data, std::min(bytes, kLargestCall));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) {
+        error = errno;
+      } else {
+        data += n;
+        bytes -= static_cast<size_t>(n);
+      }
+    }
   }
-}
-
-void write_file_atomically(const std::string& path, const std::function<void(FileWriter&)>& write) {
-  struct stat status;
-  // Renaming over a device or a pipe would destroy it.
-  if (::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
-    fail<IoError>("write_file_atomically: cannot write ", path, ": it exists and is ",
-                  S_ISDIR(status.st_mode) ? "a folder" : "not a regular file",
-                  "; choose another name");
-  }
-  Temporary temporary(path);
-  FileWriter writer(temporary.fd(), path);
-  write(writer);
-  writer.flush();
-  temporary.publish();
-}
-
-void write_file_atomically(const std::string& path, std::span<const std::byte> bytes) {
-  write_file_atomically(path, [&](FileWriter& out) { out.write(bytes.data(), bytes.size()); });
-}
-
-void write_file_atomically(const std::string& path, std::string_view text) {
-  write_file_atomically(path, [&](FileWriter& out) { out.write(text); });
+  if (error != 0) fail_file(op_, "write", path_, error);
 }
 
 FileReader::FileReader(std::string op, std::string path)
     : op_(std::move(op)), path_(std::move(path)) {
+  detail::check_path(op_, path_);
   // O_NONBLOCK: a pipe without a writer must not hang the open.
   fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd_ < 0) fail_with(op_, "open", path_, errno);
+  if (fd_ < 0) fail_file(op_, "open", path_, errno);
   struct stat status;
   const bool known = ::fstat(fd_, &status) == 0;
   const int error = errno;
@@ -167,7 +174,7 @@ FileReader::FileReader(std::string op, std::string path)
     return;
   }
   ::close(fd_);
-  if (!known) fail_with(op_, "open", path_, error);
+  if (!known) fail_file(op_, "open", path_, error);
   fail<IoError>(op_, ": cannot read ", path_, ": it is ",
                 S_ISDIR(status.st_mode) ? "a folder" : "not a regular file",
                 "; give the path of a file");
@@ -180,7 +187,7 @@ void FileReader::read(uint64_t offset, void* data, size_t bytes) const {
   while (bytes > 0) {
     const ssize_t n = ::pread(fd_, p, std::min(bytes, kLargestCall), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail_with(op_, "read", path_, errno);
+    if (n < 0) fail_file(op_, "read", path_, errno);
     if (n == 0) {
       fail<IoError>(
           op_, ": ", path_, " ends at byte ", offset, ", where ", bytes,

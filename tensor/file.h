@@ -1,6 +1,7 @@
-// Files that are either whole or not there: write_file_atomically publishes a file under its name
-// only when every byte is on the disk; FileReader reads one whose size is known first. Every
-// failure is an IoError that names the path, what the system said and what to do about it.
+// Atomic writing and checked reading of files. write_file_atomically writes a temporary file in the
+// target's folder, syncs it and renames it over the target, so a reader sees the old content or the
+// new one and never a part, whoever saves at the same time, also after a crash. Every failure is an
+// IoError that names the path, what the system said and a remedy.
 #pragma once
 
 #include <cstddef>
@@ -15,34 +16,40 @@
 
 namespace lockstep {
 
-/// Takes the bytes of a file in order. Small pieces are gathered; large ones go straight to the
-/// system.
+/// Buffered writing to an open descriptor, which it does not own. `op` and `path` are for errors. A
+/// file size limit (ulimit -f) is an IoError, also where SIGXFSZ is not ignored.
 class LOCKSTEP_API FileWriter {
  public:
-  FileWriter(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+  FileWriter(int fd, std::string path, std::string op = "write_file_atomically")
+      : fd_(fd), path_(std::move(path)), op_(std::move(op)) {}
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
 
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
-  /// Bytes taken so far.
+  /// Bytes given to write() so far.
   uint64_t written() const { return written_; }
-  /// Hands what is gathered to the system.
+  /// Writes what is buffered to the descriptor. The destructor does not.
   void flush();
 
  private:
   void write_through(const char* data, size_t bytes);
 
   int fd_;
-  std::string path_;
+  std::string path_, op_;
   uint64_t written_ = 0;
   std::vector<char> buffer_;
 };
 
-/// Writes the file beside its place (path + ".tmp-PID-N"), forces it to the disk and renames it: a
-/// reader sees the old file or the whole new one, also after a crash. When `write` or the system
-/// fails, the old file is untouched and the new one is removed. Throws IoError, or what `write`
-/// throws.
+/// Replaces the content of `path` by what `write` writes. A symbolic link stays and the file it
+/// points to is replaced; permissions are kept, owner and group where the process may set them (if
+/// it may not, a group that is not kept loses its permissions). Other hard links keep the old
+/// content. The file must be writable by the process, as must its folder.
+///
+/// The temporary file is called ".lockstep-HOST-RANDOM.tmp". If `write` or the system fails it is
+/// removed, and the target is as before. A process that is killed leaves it behind; the next save
+/// into that folder, by any process, removes it (after a day if the process ran on another host).
+/// Throws IoError, or what `write` throws.
 LOCKSTEP_API void write_file_atomically(const std::string& path,
                                         const std::function<void(FileWriter&)>& write);
 /// The same for bytes at hand.

@@ -24,26 +24,36 @@ struct Safetensors {
   NamedTensors tensors;  // in the order of their bytes in the file; contiguous, on the CPU
   Metadata metadata;
 
-  /// The tensor of that name, or null.
+  /// A tensor of the file that has no form here: its dtype is none of ours (F8_E4M3, I16, C64, ...)
+  /// or it has more than Shape::kMaxDims dimensions.
+  struct Unsupported {
+    std::string name, reason;
+  };
+  std::vector<Unsupported> unsupported;
+
+  /// The tensor of that name; null if the file has none, ValueError if it is unsupported.
   LOCKSTEP_API const Tensor* find(std::string_view name) const;
-  /// The tensor of that name; ValueError with the names there are when it is missing.
+  /// The tensor of that name; ValueError with the names there are when it is missing, and with the
+  /// reason if it is unsupported.
   LOCKSTEP_API const Tensor& at(std::string_view name) const;
 };
 
 /// Writes the file atomically (see file.h). Any dtype, strided, empty and 0-d tensors, and any
-/// device; two names for one storage are written twice. Wider element types come first, so that
-/// each tensor is aligned; otherwise the order is kept. "format": "pt" joins the metadata unless it
-/// names a format, since other readers insist on one. Throws ValueError for a name that is used
-/// twice, "__metadata__", longer than 4096 bytes, with a NUL or not UTF-8, and for an undefined
-/// tensor; IoError when the file cannot be written.
+/// device. Tensors that are the same memory in the same form, such as tied parameters, are written
+/// once: the metadata entry "tied:NAME" names the tensor that holds NAME's values, and
+/// load_safetensors gives both (Python's load_model finds them by itself). Wider element types come
+/// first, so that each tensor is aligned; otherwise the order is kept. "format": "pt" joins the
+/// metadata unless it names a format, since other readers insist on one. Throws ValueError for a
+/// name that is used twice, "__metadata__", longer than 4096 bytes, with a NUL or not UTF-8, and for
+/// an undefined tensor; IoError when the file cannot be written.
 LOCKSTEP_API void save_safetensors(const std::string& path, const NamedTensors& tensors,
                                    const Metadata& metadata = {});
 
-/// Reads the file. f16 and bf16 tensors are kept as such. Throws IoError, naming the file, the rule
-/// and what was found, for anything that is not exactly a safetensors file: nothing is allocated
-/// before sizes and offsets are known to agree with each other and with the file's length. Stricter
-/// than the reference: a name must not occur twice, and nothing but spaces may follow the header's
-/// JSON.
+/// Reads the file. f16 and bf16 tensors are kept as such; tensors that were saved once share memory
+/// again. Throws IoError, naming the file, the rule and what was found, for anything that is not
+/// exactly a safetensors file: nothing is allocated before sizes and offsets are known to agree with
+/// each other and with the file's length. Stricter than the reference: a name must not occur twice,
+/// and nothing but spaces may follow the header's JSON.
 LOCKSTEP_API Safetensors load_safetensors(const std::string& path);
 
 }  // namespace lockstep

@@ -6,11 +6,14 @@ namespace lockstep {
 
 Tensor integer_entry(int64_t value) { return tensor<int64_t>({value}, Shape{}); }
 
-StateReader::StateReader(std::string owner, const NamedTensors& state)
-    : owner_(std::move(owner)), rest_(state.begin(), state.end()) {}
+StateReader::StateReader(std::string owner, const NamedTensors& state) : owner_(std::move(owner)) {
+  for (const auto& [name, value] : state)
+    LOCKSTEP_CHECK(remaining_.emplace(name, value).second, ValueError, owner_, ": the state has '",
+                   name, "' twice");
+}
 
 Tensor StateReader::tensor(const std::string& name) {
-  auto entry = rest_.extract(name);
+  auto entry = remaining_.extract(name);
   LOCKSTEP_CHECK(!entry.empty(), ValueError, owner_, ": the state has no entry '", name, "'");
   return entry.mapped();
 }
@@ -36,9 +39,9 @@ double StateReader::number(const std::string& name) {
 }
 
 void StateReader::finish() const {
-  if (rest_.empty()) return;
+  if (remaining_.empty()) return;
   Misfits misfits;
-  for (auto& [name, t] : rest_) misfits.unexpected.push_back(name);
+  for (auto& [name, t] : remaining_) misfits.unexpected.push_back(name);
   fail<ValueError>(owner_, ": the state does not fit", misfits.text());
 }
 

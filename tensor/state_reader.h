@@ -1,6 +1,6 @@
-// StateReader: reads a state dict entry by entry, for those who write load_state_dict. An entry that
-// is missing, has another form or is unexpected is a ValueError that names it, so a dict from a damaged
-// file does no harm as long as everything is read before anything is changed.
+// StateReader: checked reading of a state dict, for implementing load_state_dict. An entry that is
+// missing, of another form, given twice or not expected is a ValueError that names it, so that a
+// dict from a damaged file changes nothing if everything is read before anything is assigned.
 //
 //   StateReader in("Counter", state);
 //   const int64_t steps = in.integer("steps");
@@ -39,12 +39,12 @@ class LOCKSTEP_API StateReader {
   int64_t integer(const std::string& name);
   /// One element of floating dtype.
   double number(const std::string& name);
-  /// Throws for entries that nobody has read.
+  /// ValueError if an entry was not taken.
   void finish() const;
 
  private:
   std::string owner_;
-  std::map<std::string, Tensor> rest_;
+  std::map<std::string, Tensor> remaining_;
 };
 
 }  // namespace lockstep

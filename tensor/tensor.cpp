@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 
 #include <lockstep/tensor/node.h>
 #include <lockstep/tensor/ops/copy.h>
@@ -236,9 +235,10 @@ void print_dim(std::string& text, const Tensor& t, int64_t edge) {
     if (t.dtype() == DType::boolean)
       append(text, t.item<bool>());
     else if (is_floating(t.dtype())) {
-      char buffer[32];
-      std::snprintf(buffer, sizeof buffer, "%.5g", t.item<double>());
-      text += buffer;
+      char buffer[32];  // to_chars: snprintf would write the locale's decimal point
+      text.append(buffer, std::to_chars(buffer, buffer + sizeof buffer, t.item<double>(),
+                                        std::chars_format::general, 5)
+                              .ptr);
     } else
       append(text, t.item<int64_t>());
     return;

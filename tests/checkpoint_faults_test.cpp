@@ -52,7 +52,8 @@ Told told(int size, const std::function<void(Program&)>& f) {
 }  // namespace
 
 TEST_CASE(
-    "a file that is damaged or foreign changes nothing, on any rank, and says what is wrong") {
+    "load_checkpoint: a file that is damaged or foreign changes nothing, on any rank, and says "
+    "what is wrong") {
   const TemporaryFolder folder;
   const std::string path = folder / "run.safetensors";
   on_ranks(2, [&](dist::Group group) {
@@ -192,7 +193,9 @@ TEST_CASE(
   }));
 }
 
-TEST_CASE("what does not fit on one rank is an error on all, and nothing has changed on any") {
+TEST_CASE(
+    "load_checkpoint: what does not fit on one rank is an error on all, and nothing has changed on "
+    "any") {
   const TemporaryFolder folder;
   const std::string path = folder / "run";
   const auto extra = [](Program& p, Tensor& t) {
@@ -225,7 +228,8 @@ TEST_CASE("what does not fit on one rank is an error on all, and nothing has cha
 
 // ---- writes that fail ----
 
-TEST_CASE("a failed write is an error on every rank, and the old file stays whole") {
+TEST_CASE(
+    "save_checkpoint: a failed write is an error on every rank, and the old file stays whole") {
   const TemporaryFolder folder;
   const std::string path = folder / "run";
   on_ranks(2, [&](dist::Group group) {
@@ -236,7 +240,7 @@ TEST_CASE("a failed write is an error on every rank, and the old file stays whol
   const std::string old = get_file(path);
 
   // A file size limit stands in for a full disk: the write fails half way.
-  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  const auto handler = ::signal(SIGXFSZ, SIG_DFL);  // not even the signal ends the process
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
   rlimit limit = before;
@@ -256,4 +260,116 @@ TEST_CASE("a failed write is an error on every rank, and the old file stays whol
     CHECK(missing.type[r] == "IoError");
     CHECK(missing.text[r].find("no/folder/run") != std::string::npos);
   }
+}
+
+// ---- code of the program that throws ----
+
+namespace {
+
+/// Throws an int, in one of the two, on one rank.
+struct Thrower {
+  bool at_save = false, at_load = false;
+  NamedTensors state_dict() const {
+    if (at_save) throw 1;
+    return {{"x", ones({1})}};
+  }
+  void load_state_dict(const NamedTensors&) {
+    if (at_load) throw 1;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("save_checkpoint and load_checkpoint: an int thrown on one rank is an error on all") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "run";
+  const auto with = [](Program& p, Thrower& t) {
+    dist::Checkpoint run = p.checkpoint();
+    run.parts.push_back({"thrower", t, {.per_rank = true}});
+    return run;
+  };
+  const auto attempt = [&](bool save, const std::function<void(Program&, Thrower&)>& f) {
+    return told(3, [&](Program& p) {
+      Thrower t{save && p.group.rank() == 1, !save && p.group.rank() == 1};
+      try {
+        f(p, t);
+      } catch (int) {
+        require(p.group.rank() == 1, "rank 1 threw it");
+        throw std::runtime_error("an int");
+      }
+    });
+  };
+  const Told saving =
+      attempt(true, [&](Program& p, Thrower& t) { dist::save_checkpoint(path, with(p, t)); });
+  CHECK(folder.entries() == 0);
+  on_ranks(3, [&](dist::Group group) {
+    Program program(group, "adamw", 3);
+    Thrower t;
+    dist::save_checkpoint(path, with(program, t));
+  });
+  const Told loading =
+      attempt(false, [&](Program& p, Thrower& t) { dist::load_checkpoint(path, with(p, t)); });
+  for (const Told* all : {&saving, &loading}) {
+    CHECK(all->text[1] == "an int");
+    for (size_t r : {0, 2})
+      CHECK(all->text[r].find("no std::exception\n  on rank 1") != std::string::npos);
+  }
+}
+
+TEST_CASE("load_checkpoint names parts that do not take their old state back") {
+  const TemporaryFolder folder;
+  struct Once {  // accepts one state in its life
+    int loads = 0;
+    NamedTensors state_dict() const { return {{"x", ones({1})}}; }
+    void load_state_dict(const NamedTensors&) {
+      if (loads++ > 0) throw std::runtime_error("no more");
+    }
+  } once;
+  int64_t number = 1, other = 2;
+  Tensor t = ones({2});
+  const dist::Checkpoint saved{dist::Group(),
+                               {{"n", number}, {"once", once}, {"m", other}, {"t", t}}};
+  dist::save_checkpoint(folder / "run", saved);
+  number = 5;
+  other = 6;
+  t = ones({3});
+  CHECK_THROWS_WITH_AS(dist::load_checkpoint(folder / "run", saved),
+                       doctest::Contains("the old state of 'once' could not be restored"),
+                       ValueError);
+  CHECK(number == 5);
+  CHECK(other == 6);
+}
+
+TEST_CASE("load_checkpoint refuses entries of an unsupported dtype") {
+  const TemporaryFolder folder;
+  int64_t number = 1;
+  const dist::Checkpoint run{dist::Group(), {{"n", number}}};
+  dist::save_checkpoint(folder / "run", run);
+  std::string bytes = get_file(folder / "run");
+  bytes.replace(bytes.find("\"I64\""), 5, "\"U64\"");
+  put_file(folder / "run", bytes);
+  number = 3;
+  CHECK_THROWS_WITH_AS(dist::load_checkpoint(folder / "run", run), doctest::Contains("dtype 'U64'"),
+                       IoError);
+  CHECK(number == 3);
+}
+
+TEST_CASE("save_checkpoint: names of parts with any characters come back, or are refused") {
+  const TemporaryFolder folder;
+  int64_t number = 7;
+  const auto run = [&](const std::string& name) {
+    return dist::Checkpoint{dist::Group(), {{name, number}}};
+  };
+  for (const std::string name : {"a/b", "../x", " ", "\"\\\n\t", "\xC3\xA4", "rank", "tied:x"}) {
+    number = 7;
+    dist::save_checkpoint(folder / "run", run(name));
+    number = 0;
+    CHECK(dist::load_checkpoint(folder / "run", run(name)));
+    CHECK(number == 7);
+  }
+  CHECK(folder.entries() == 1);
+  for (const std::string& name :
+       {std::string("\xFF"), std::string("a\0b", 3), std::string(5000, 'a')})
+    CHECK_THROWS_AS(dist::save_checkpoint(folder / "other", run(name)), ValueError);
+  CHECK(folder.entries() == 1);
 }

@@ -41,7 +41,8 @@ void check_resume(const dist::Group& group, const std::string& kind, int cut,
 
 }  // namespace
 
-TEST_CASE("a run that stops and goes on equals, bitwise, the one that never stopped") {
+TEST_CASE(
+    "load_checkpoint: a run that stops and goes on equals, bitwise, the one that never stopped") {
   const TemporaryFolder folder;
   for (const std::string kind : {"sgd", "adamw"})
     for (int cut : {1, 4, 5, 7}) {  // 5: the last batch of an epoch
@@ -70,7 +71,7 @@ TEST_CASE("rank: trains and stops or goes on" * doctest::skip()) {
   save_safetensors(folder + "/" + kind + "." + stage + std::to_string(group.rank()), all);
 }
 
-TEST_CASE("the same between ranks as processes: others go on where the first ones stopped") {
+TEST_CASE("load_checkpoint between ranks as processes: others go on where the first ones stopped") {
   const TemporaryFolder folder;
   for (const std::string kind : {"sgd", "adamw"}) {
     for (const std::string stage : {"straight", "stop", "resume"}) {
@@ -88,7 +89,7 @@ TEST_CASE("the same between ranks as processes: others go on where the first one
   }
 }
 
-TEST_CASE("resuming on another number of ranks sees the samples that were left, in order") {
+TEST_CASE("load_checkpoint on another number of ranks sees the samples that were left, in order") {
   const TemporaryFolder folder;
   // samples by global batch, over all ranks
   const auto run = [&](int size, int from, int to) {
@@ -115,7 +116,7 @@ TEST_CASE("resuming on another number of ranks sees the samples that were left, 
     }
 }
 
-TEST_CASE("the file is plain safetensors with names that say what they are") {
+TEST_CASE("save_checkpoint: the file is plain safetensors with names that say what they are") {
   const TemporaryFolder folder;
   Program program(dist::Group(), "sgd", 3);
   program.train(3);
@@ -137,7 +138,7 @@ TEST_CASE("the file is plain safetensors with names that say what they are") {
   CHECK(net.b.weight.to_vector<float>() == program.net.module().b.weight.to_vector<float>());
 }
 
-TEST_CASE("no file: false on every rank, and nothing has changed") {
+TEST_CASE("load_checkpoint without a file: false on every rank, and nothing has changed") {
   const TemporaryFolder folder;
   on_ranks(3, [&](dist::Group group) {
     Program program(group, "sgd", 3);
@@ -150,7 +151,7 @@ TEST_CASE("no file: false on every rank, and nothing has changed") {
   CHECK(folder.entries() == 0);
 }
 
-TEST_CASE("names of parts") {
+TEST_CASE("CheckpointPart: names") {
   const TemporaryFolder folder;
   int64_t a = 1, b = 2;
   const auto names = [&](const std::string& first, const std::string& second) {
@@ -168,7 +169,7 @@ TEST_CASE("names of parts") {
   CHECK(b == 2);
 }
 
-TEST_CASE("numbers and tensors of the program's own come back as they were") {
+TEST_CASE("load_checkpoint: numbers and tensors of the program come back as they were") {
   const TemporaryFolder folder;
   uint64_t large = ~uint64_t{0} - 4;
   int small = -7;
@@ -212,7 +213,9 @@ struct Hook {
 
 }  // namespace
 
-TEST_CASE("a part of each rank comes back to each; on other ranks it starts anew, with a warning") {
+TEST_CASE(
+    "load_checkpoint: a part of each rank comes back to each; on other ranks it starts anew, with "
+    "a warning") {
   const TemporaryFolder folder;
   std::vector<std::string> warnings;
   set_warning_handler([&](const std::string& text) { warnings.push_back(text); });
@@ -265,7 +268,7 @@ TEST_CASE("a part of each rank comes back to each; on other ranks it starts anew
         std::string::npos);
 }
 
-TEST_CASE("generators: each rank's own again; on other ranks no draw is repeated") {
+TEST_CASE("load_checkpoint: each rank's generator again; on other ranks no draw is repeated") {
   const TemporaryFolder folder;
   const auto save = [&](bool one_seed) {
     on_ranks(2, [&, one_seed](dist::Group group) {

@@ -76,7 +76,7 @@ static_assert(!data::Dataset<int> && !data::Dataset<std::vector<int64_t>>);
 
 }  // namespace
 
-TEST_CASE("samples are collated field by field") {
+TEST_CASE("collate: samples become a batch field by field") {
   data::Loader loader{Examples{}, {.batch_size = 2}};
   int64_t count = 0;
   for (auto [x, y, w] : loader.epoch(0)) {
@@ -105,11 +105,21 @@ TEST_CASE("samples are collated field by field") {
   CHECK(&data::Loader{shared}.dataset() == shared.get());
 }
 
-TEST_CASE("samples of different shapes are pointed out") {
+TEST_CASE("collate names samples of different shapes") {
   data::Loader loader{Ragged{}, {.batch_size = 4, .workers = 1}};
   CHECK_THROWS_WITH_AS(loader.epoch(0).begin(),
                        doctest::Contains("sample 0 is [2], sample 3 is [3]; pad or crop them"),
                        ShapeError);
+}
+
+TEST_CASE("collate: samples that have no form in a batch are named") {
+  CHECK_THROWS_WITH_AS(data::collate(std::vector<Tensor>{ones({1}), Tensor()}),
+                       "collate: sample 1 of the batch is an undefined tensor", ValueError);
+  const uint64_t largest = ~uint64_t{0} >> 1;
+  CHECK(data::collate(std::vector<uint64_t>{1, largest}).to_vector<int64_t>()[1] ==
+        static_cast<int64_t>(largest));
+  CHECK_THROWS_WITH_AS(data::collate(std::vector<uint64_t>{1, largest + 1}),
+                       doctest::Contains("sample 1 is 9223372036854775808"), ValueError);
 }
 
 TEST_CASE("TensorDataset checks what it is given") {
@@ -127,7 +137,8 @@ TEST_CASE("TensorDataset checks what it is given") {
   CHECK_THROWS_AS(both.get(negative), IndexError);
 }
 
-TEST_CASE("randomness of a sample depends on seed, epoch and sample, not on who draws it") {
+TEST_CASE(
+    "RandomSource: randomness of a sample depends on seed, epoch and sample, not on the worker") {
   const auto draws = [](int64_t epoch, uint64_t seed, int workers, int size) {
     std::map<int64_t, std::vector<float>> by_sample;
     for (int rank = 0; rank < size; ++rank) {
@@ -178,7 +189,7 @@ TEST_CASE("map applies a function to batches, with or without their samples") {
   CHECK(seen == std::vector<std::pair<int64_t, int64_t>>{{0, 5}, {1, 5}, {2, 5}});
 }
 
-TEST_CASE("a subset is some of the samples, under their own numbers") {
+TEST_CASE("Subset is some of the samples, under their own numbers") {
   const data::Subset odd{numbers(10), std::vector<int64_t>{1, 9, 3}};
   data::Loader loader{odd, {.batch_size = 2}};
   CHECK(collect(loader, 0) == Batches{{1, 9}, {3}});
@@ -201,6 +212,8 @@ TEST_CASE("a subset is some of the samples, under their own numbers") {
   CHECK_THROWS_WITH_AS((data::Subset{numbers(10), data::Range{0, 11}}),
                        "Subset: there are no samples 0 to 11 among 10", IndexError);
   CHECK_THROWS_AS((data::Subset{numbers(10), data::Range{3, 2}}), IndexError);
+  const std::vector<int64_t> beyond{3};
+  CHECK_THROWS_WITH_AS(middle.get(beyond, {}), "Subset: there is no sample 3 among 3", IndexError);
 }
 
 TEST_CASE("RandomShift moves whole images by every offset, and fills the border") {

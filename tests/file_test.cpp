@@ -1,11 +1,17 @@
-// write_file_atomically: the old file or the whole new one, whatever goes wrong; and errors that
-// help.
+// write_file_atomically: the old content or the new one, whatever goes wrong and whoever else saves;
+// links, permissions and leftovers; errors that name the cause.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
+
+#include <cerrno>
+#include <functional>
+#include <memory>
+#include <utility>
 
 #include <lockstep/tensor/file.h>
 
@@ -13,14 +19,15 @@
 #include "texts.h"
 
 using namespace lockstep;
+namespace fs = std::filesystem;
 
 namespace {
 
 // A file size limit stands in for a full disk: writes fail half way.
 class FileSizeLimit {
  public:
-  explicit FileSizeLimit(rlim_t bytes) {
-    handler_ = ::signal(SIGXFSZ, SIG_IGN);
+  explicit FileSizeLimit(rlim_t bytes, void (*on_signal)(int)) {
+    handler_ = ::signal(SIGXFSZ, on_signal);
     ::getrlimit(RLIMIT_FSIZE, &before_);
     rlimit limit = before_;
     limit.rlim_cur = bytes;
@@ -36,9 +43,73 @@ class FileSizeLimit {
   void (*handler_)(int);
 };
 
+// A process of the test's own that runs f; killed and reaped at the end of the scope.
+class Child {
+ public:
+  explicit Child(const std::function<void()>& f) : pid_(::fork()) {
+    if (pid_ != 0) return;
+    try {
+      ::alarm(60);
+      f();
+      ::_exit(0);
+    } catch (...) {
+      ::_exit(1);
+    }
+  }
+  ~Child() {
+    if (pid_ > 0) kill();
+  }
+  void kill() {
+    ::kill(pid_, SIGKILL);
+    wait();
+  }
+  /// True if f returned.
+  bool wait() {
+    int status = 0;
+    ::waitpid(std::exchange(pid_, -1), &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  }
+
+ private:
+  pid_t pid_;
+};
+
+// A save of `text` in a process of its own that stops before the file is whole.
+class HalfSave {
+ public:
+  HalfSave(const std::string& path, const std::string& text) {
+    REQUIRE(::pipe(written_) == 0);
+    REQUIRE(::pipe(go_on_) == 0);
+    child_ = std::make_unique<Child>([&] {
+      write_file_atomically(path, [&](FileWriter& out) {
+        out.write(text.substr(0, text.size() / 2));
+        out.flush();
+        char c = 0;
+        if (::write(written_[1], &c, 1) != 1 || ::read(go_on_[0], &c, 1) != 1) ::_exit(2);
+        out.write(text.substr(text.size() / 2));
+      });
+    });
+    char c;
+    REQUIRE(::read(written_[0], &c, 1) == 1);
+  }
+  ~HalfSave() {
+    for (int fd : {written_[0], written_[1], go_on_[0], go_on_[1]}) ::close(fd);
+  }
+  void kill() { child_->kill(); }
+  bool finish() { return ::write(go_on_[1], "", 1) == 1 && child_->wait(); }
+
+ private:
+  int written_[2], go_on_[2];
+  std::unique_ptr<Child> child_;
+};
+
+unsigned mode_of(const std::string& path) {
+  return static_cast<unsigned>(fs::status(path).permissions()) & 07777;
+}
+
 }  // namespace
 
-TEST_CASE("a file is written whole, and replaces the one before") {
+TEST_CASE("write_file_atomically writes a file whole, and replaces the one before") {
   TemporaryFolder folder;
   const std::string path = folder / "a";
   write_file_atomically(path, "old");
@@ -57,7 +128,7 @@ TEST_CASE("a file is written whole, and replaces the one before") {
   CHECK(get_file(path).empty());
 }
 
-TEST_CASE("while it is written the old file stands") {
+TEST_CASE("write_file_atomically: until it returns the old content stands") {
   TemporaryFolder folder;
   const std::string path = folder / "a";
   write_file_atomically(path, "old");
@@ -70,7 +141,7 @@ TEST_CASE("while it is written the old file stands") {
   CHECK(get_file(path) == "new");
 }
 
-TEST_CASE("a writer that throws leaves the old file and nothing else") {
+TEST_CASE("write_file_atomically: a writer that throws leaves the old file and nothing else") {
   TemporaryFolder folder;
   const std::string path = folder / "a";
   write_file_atomically(path, "old");
@@ -81,27 +152,33 @@ TEST_CASE("a writer that throws leaves the old file and nothing else") {
                                           throw std::logic_error("stop");
                                         }),
                   std::logic_error);
+  CHECK_THROWS_AS(write_file_atomically(path, [](FileWriter&) { throw 1; }), int);
   CHECK(get_file(path) == "old");
   CHECK(folder.entries() == 1);
 }
 
-TEST_CASE("a file that cannot grow is removed, and the error says what to do") {
+TEST_CASE("write_file_atomically under ulimit -f: an error that names it, and nothing is left") {
   TemporaryFolder folder;
   const std::string path = folder / "a";
   write_file_atomically(path, "old");
-  std::string text;
-  {
-    FileSizeLimit limit(100'000);
-    text = error_of<IoError>([&] { write_file_atomically(path, std::string(200'000, 'x')); });
+  for (const auto on_signal : {SIG_DFL, SIG_IGN}) {  // the default ends the process
+    std::string text;
+    {
+      FileSizeLimit limit(100'000, on_signal);
+      text = error_of<IoError>([&] { write_file_atomically(path, std::string(200'000, 'x')); });
+    }
+    CHECK_MESSAGE(contains(text, path), text);
+    CHECK_MESSAGE(contains(text, "File too large"), text);
+    CHECK_MESSAGE(contains(text, "limit of 100000 bytes: raise it with ulimit -f"), text);
+    CHECK(get_file(path) == "old");
+    CHECK(folder.entries() == 1);
+    sigset_t mask;
+    ::pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+    CHECK(::sigismember(&mask, SIGXFSZ) == 0);
   }
-  CHECK_MESSAGE(contains(text, path), text);
-  CHECK_MESSAGE(contains(text, "File too large"), text);
-  CHECK_MESSAGE(contains(text, "ulimit -f"), text);
-  CHECK(get_file(path) == "old");
-  CHECK(folder.entries() == 1);
 }
 
-TEST_CASE("a full device is reported as such") {
+TEST_CASE("FileWriter on a full device says so") {
   const int fd = ::open("/dev/full", O_WRONLY);
   if (fd < 0) return;  // not on this system
   const std::string text = error_of<IoError>([&] {
@@ -115,7 +192,7 @@ TEST_CASE("a full device is reported as such") {
       text);
 }
 
-TEST_CASE("places where no file can be") {
+TEST_CASE("write_file_atomically where no file can be") {
   TemporaryFolder folder;
   std::string text = error_of<IoError>([&] { write_file_atomically(folder / "missing/a", "x"); });
   CHECK_MESSAGE(contains(text, "missing exists"), text);
@@ -128,7 +205,173 @@ TEST_CASE("places where no file can be") {
   ::mkfifo((folder / "pipe").c_str(), 0600);
   text = error_of<IoError>([&] { write_file_atomically(folder / "pipe", "x"); });
   CHECK_MESSAGE(contains(text, "not a regular file"), text);
-  CHECK(std::filesystem::is_fifo(folder / "pipe"));
+  CHECK(fs::is_fifo(folder / "pipe"));
+
+  const auto error = [&](const std::string& path) {
+    return error_of<IoError>([&] { write_file_atomically(path, "x"); });
+  };
+  CHECK(contains(error(""), "the path is empty"));
+  CHECK(contains(error(std::string("a\0b", 3)), "NUL byte after a"));
+  CHECK(contains(error(folder / "new/"), "add a file name"));
+  CHECK(contains(error(folder / std::string(256, 'a')), "at most 255 bytes"));
+  CHECK(contains(error(folder / "pipe/a"), "Not a directory"));
+  fs::create_symlink("b", folder / "a");
+  fs::create_symlink("a", folder / "b");
+  CHECK(contains(error(folder / "a"), "symbolic links form a circle"));
+  fs::create_symlink("missing/x", folder / "c");
+  CHECK(contains(error(folder / "c"), "No such file or directory"));
+  CHECK(folder.entries() == 4);  // pipe, a, b, c
+}
+
+TEST_CASE("write_file_atomically: a process that may open no more files is told so") {
+  TemporaryFolder folder;
+  rlimit before;
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  rlimit limit = before;
+  limit.rlim_cur = 0;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  const std::string text = error_of<IoError>([&] { write_file_atomically(folder / "a", "x"); });
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  CHECK_MESSAGE(contains(text, "limit of 0 open files: raise it with ulimit -n"), text);
+  CHECK(folder.entries() == 0);
+}
+
+TEST_CASE("write_file_atomically writes through symbolic links") {
+  TemporaryFolder folder;
+  fs::create_directory(folder / "store");
+  put_file(folder / "store/run7", "1");
+  fs::create_symlink("store/run7", folder / "latest");
+  fs::create_symlink(folder / "latest", folder / "store/again");  // absolute, and a link to a link
+  write_file_atomically(folder / "latest", "2");
+  CHECK(fs::is_symlink(folder / "latest"));
+  CHECK(get_file(folder / "store/run7") == "2");
+  write_file_atomically(folder / "store/again", "3");
+  CHECK(fs::read_symlink(folder / "latest") == "store/run7");
+  CHECK(fs::is_symlink(folder / "store/again"));
+  CHECK(get_file(folder / "store/run7") == "3");
+  // a link whose target is not there yet
+  fs::create_symlink("store/run8", folder / "next");
+  write_file_atomically(folder / "next", "4");
+  CHECK(fs::is_symlink(folder / "next"));
+  CHECK(get_file(folder / "store/run8") == "4");
+  CHECK(folder.entries() == 3);
+}
+
+TEST_CASE("write_file_atomically keeps permissions; a new file follows the umask") {
+  TemporaryFolder folder;
+  const mode_t umask = ::umask(027);
+  write_file_atomically(folder / "new", "x");
+  ::umask(umask);
+  CHECK(mode_of(folder / "new") == 0640);
+  for (unsigned mode : {0600u, 0644u, 0666u, 0755u, 0640u}) {
+    fs::permissions(folder / "new", fs::perms(mode));
+    write_file_atomically(folder / "new", [&](FileWriter& out) {
+      out.write("x");
+      out.flush();
+      for (const auto& entry : fs::directory_iterator(folder.path()))  // never more readable
+        CHECK((mode_of(entry.path().string()) & ~mode) == 0);
+    });
+    CHECK(mode_of(folder / "new") == mode);
+  }
+}
+
+TEST_CASE(
+    "write_file_atomically: a file that may not be written is not replaced; owners are kept") {
+  if (::geteuid() != 0) return;
+  TemporaryFolder folder;
+  fs::permissions(folder.path(), fs::perms(0777));
+  const std::string path = folder / "a";
+  put_file(path, "old");
+  REQUIRE(::chown(path.c_str(), 1234, 4321) == 0);
+  REQUIRE(::chmod(path.c_str(), 0660) == 0);
+  write_file_atomically(path, "new");
+  struct stat status;
+  REQUIRE(::stat(path.c_str(), &status) == 0);
+  CHECK(status.st_uid == 1234);
+  CHECK(status.st_gid == 4321);
+  CHECK((status.st_mode & 0777) == 0660);
+
+  // Somebody else, who may write the file and is in none of its groups.
+  REQUIRE(::chmod(path.c_str(), 0646) == 0);
+  REQUIRE(::seteuid(65534) == 0);
+  write_file_atomically(path, "his");
+  std::string text = "written";
+  REQUIRE(::chmod(path.c_str(), 0444) == 0);
+  text = error_of<IoError>([&] { write_file_atomically(path, "more"); });
+  REQUIRE(::seteuid(0) == 0);
+  CHECK_MESSAGE(contains(text, "Permission denied; check the permissions"), text);
+  CHECK(get_file(path) == "his");
+  CHECK(folder.entries() == 1);
+}
+
+TEST_CASE("write_file_atomically takes names of any legal length") {
+  TemporaryFolder folder;
+  for (size_t n : {1, 240, 250, 255}) {
+    const std::string path = folder / std::string(n, 'a');
+    write_file_atomically(path, "x");
+    CHECK(get_file(path) == "x");
+  }
+  // the longest path, in folders of 200 bytes
+  std::string path = folder.path().string();
+  while (path.size() + 201 < 4095) path += "/" + std::string(200, 'd');
+  fs::create_directories(path);
+  path += "/" + std::string(4095 - path.size() - 1, 'a');
+  REQUIRE(path.size() == 4095);
+  write_file_atomically(path, "x");
+  CHECK(get_file(path) == "x");
+}
+
+TEST_CASE("write_file_atomically removes what a killed save left, and no live save's file") {
+  TemporaryFolder folder;
+  const std::string path = folder / "a", text(100'000, 'n');
+  write_file_atomically(path, "old");
+  for (int i = 0; i < 3; ++i) {
+    HalfSave killed(path, text);
+    CHECK(folder.entries() == 2);
+    killed.kill();
+    CHECK(folder.entries() == 2);
+    CHECK(get_file(path) == "old");
+  }
+  HalfSave alive(path, text);
+  CHECK(folder.entries() == 2);  // the three are gone
+  write_file_atomically(folder / "b", "x");
+  write_file_atomically(path, "newer");
+  CHECK(folder.entries() == 3);
+  CHECK(alive.finish());
+  CHECK(get_file(path) == text);
+  CHECK(folder.entries() == 2);
+}
+
+TEST_CASE("write_file_atomically leaves other hosts' unfinished files for a day") {
+  TemporaryFolder folder;
+  const std::string young = folder / ".lockstep-00000000-0123456789abcdef.tmp",
+                    old = folder / ".lockstep-00000000-0123456789abcde0.tmp",
+                    foreign = folder / ".lockstep-notes";
+  for (const std::string& path : {young, old, foreign}) put_file(path, "x");
+  const timespec days_ago[2] = {{::time(nullptr) - 200'000, 0}, {::time(nullptr) - 200'000, 0}};
+  ::utimensat(AT_FDCWD, old.c_str(), days_ago, 0);
+  ::utimensat(AT_FDCWD, foreign.c_str(), days_ago, 0);
+  write_file_atomically(folder / "a", "x");
+  CHECK(fs::exists(young));
+  CHECK(!fs::exists(old));
+  CHECK(fs::exists(foreign));
+}
+
+TEST_CASE("write_file_atomically by several processes: a reader sees one save, whole") {
+  TemporaryFolder folder;
+  const std::string path = folder / "a";
+  write_file_atomically(path, std::string(50'000, 'a'));
+  std::vector<std::unique_ptr<Child>> savers;
+  for (char c : {'b', 'c', 'd'})
+    savers.push_back(std::make_unique<Child>([&, c] {
+      for (int i = 0; i < 60; ++i) write_file_atomically(path, std::string(50'000 + c, c));
+    }));
+  for (int i = 0; i < 300; ++i) {
+    const std::string text = read_file(path);
+    REQUIRE(text == std::string(text[0] == 'a' ? 50'000 : 50'000 + text[0], text[0]));
+  }
+  for (auto& saver : savers) CHECK(saver->wait());
+  CHECK(folder.entries() == 1);
 }
 
 TEST_CASE("FileReader reads what is there and says what is not") {

@@ -75,7 +75,7 @@ Tensor parse(const std::string& bytes) {
 
 }  // namespace
 
-TEST_CASE("each type, plain and gzipped") {
+TEST_CASE("read_idx: each type, plain and gzipped") {
   const std::string u8 = idx(0x08, {2, 3}, "\x00\x01\x02\xff\x7f\x80"s);
   const std::string i32 = idx(0x0C, {2}, big_endian(0xFFFFFFFE, 4) + big_endian(0x01020304, 4));
   const std::string f32 = idx(0x0D, {1}, big_endian(0xC0200000, 4));             // -2.5
@@ -91,11 +91,29 @@ TEST_CASE("each type, plain and gzipped") {
     CHECK(parse(wrap(f64)).to_vector<double>() == std::vector<double>{1.5});
     CHECK(parse(wrap(idx(0x08, {0, 28, 28}, ""))).shape() == Shape{0, 28, 28});
   }
-  // gzip files may be joined
-  CHECK(parse(gzip(u8.substr(0, 7)) + gzip(u8.substr(7))).to_vector<int>()[3] == 255);
 }
 
-TEST_CASE("what is wrong with a file is said") {
+TEST_CASE("read_idx: gzip members and the zeros after them, as gunzip reads them") {
+  const std::string u8 = idx(0x08, {2, 3}, "\x00\x01\x02\xff\x7f\x80"s);
+  const auto last = [](const std::string& bytes) { return parse(bytes).to_vector<int>()[5]; };
+  CHECK(last(gzip(u8.substr(0, 7)) + gzip(u8.substr(7))) == 128);
+  CHECK(last(gzip(u8) + gzip("")) == 128);
+  for (size_t n : {1, 2, 18, 512, 200'000}) {  // more than the reader's buffer
+    const std::string zeros(n, '\0');
+    CHECK(last(gzip(u8) + zeros) == 128);
+    CHECK(last(gzip(u8.substr(0, 7)) + zeros + gzip(u8.substr(7)) + zeros) == 128);
+    CHECK_ERROR(gzip(u8) + zeros + "more", "zlib found an error");
+    CHECK_ERROR(gzip(u8) + zeros + gzip("x"), "found more");
+    CHECK_ERROR(gzip(u8.substr(0, 8)) + zeros, "expected 2 sizes, and it ends after 1");
+    CHECK_ERROR(gzip(u8) + zeros + gzip("x").substr(0, 12), "the gzip data breaks off");
+  }
+  std::string bad_second = gzip(u8.substr(0, 7)) + gzip(u8.substr(7));
+  bad_second[bad_second.size() - 6] ^= 1;  // in the CRC
+  CHECK_ERROR(bad_second, "incorrect data check");
+  CHECK_ERROR(u8 + std::string(8, '\0'), "found more");  // padding is gzip's alone
+}
+
+TEST_CASE("read_idx says what is wrong with a file") {
   CHECK_ERROR("", "expected an IDX header of at least 8 bytes, found 0");
   CHECK_ERROR("\x89PNG\r\n", "expected IDX magic 0, 0, type, dimensions; found 137, 80");
   CHECK_ERROR(idx(0x09, {1}, "a"),
@@ -129,7 +147,7 @@ TEST_CASE("what is wrong with a file is said") {
                 text);
 }
 
-TEST_CASE("a header that lies about sizes costs no memory") {
+TEST_CASE("read_idx: a header that lies about sizes costs no memory") {
   // 2^62 bytes: whoever believed it would meet bad_alloc, not an IoError
   const std::vector<uint32_t> sizes{1u << 31, 1u << 31};
   CHECK_ERROR(
@@ -138,7 +156,7 @@ TEST_CASE("a header that lies about sizes costs no memory") {
   CHECK_ERROR(gzip(idx(0x08, sizes, "abc")), "found 3");
 }
 
-TEST_CASE("a file cut or changed at any byte is an IoError or an array, never worse") {
+TEST_CASE("read_idx: a file cut or changed at any byte is an IoError or an array, never worse") {
   for (const std::string& good :
        {idx(0x0C, {2, 2}, std::string(16, 'v')), gzip(idx(0x0C, {2, 2}, std::string(16, 'v')))}) {
     REQUIRE(parse(good).numel() == 4);
@@ -158,7 +176,7 @@ TEST_CASE("a file cut or changed at any byte is an IoError or an array, never wo
   }
 }
 
-TEST_CASE("MNIST itself") {
+TEST_CASE("Mnist: the test split") {
   data::Mnist test{data_folder(), data::Split::test};
   REQUIRE(test.size() == 10'000);
   CHECK(test.images().shape() == Shape{10'000, 1, 28, 28});
@@ -189,7 +207,7 @@ TEST_CASE("MNIST itself") {
   CHECK_THROWS_AS(test.get(beyond, {}), IndexError);
 }
 
-TEST_CASE("the training split has the published mean and deviation") {
+TEST_CASE("Mnist: the training split has the published mean and deviation") {
   data::Mnist train{data_folder(), data::Split::train};
   REQUIRE(train.size() == 60'000);
   const auto* pixels = train.images().data<uint8_t>();
@@ -203,7 +221,7 @@ TEST_CASE("the training split has the published mean and deviation") {
   CHECK(std::sqrt(squares / n - mean * mean) / 255 == doctest::Approx(0.3081).epsilon(0.0005));
 }
 
-TEST_CASE("files that do not make a dataset") {
+TEST_CASE("Mnist: files that do not make a dataset") {
   TemporaryFolder folder;
   const auto error = [&] {
     try {

@@ -84,7 +84,7 @@ void run(std::FILE* out, int steps, bool enabled = true) {
 
 }  // namespace
 
-TEST_CASE("numbers for humans") {
+TEST_CASE("clock_text and short_number") {
   using namespace data::detail;
   CHECK(clock_text(0) == "0:00");
   CHECK(clock_text(7.4) == "0:07");
@@ -102,7 +102,7 @@ TEST_CASE("numbers for humans") {
   CHECK(short_number(1.25e6) == "1.25M");
 }
 
-TEST_CASE("the bar fits the width") {
+TEST_CASE("bar_line fits the width") {
   using data::detail::bar_line;
   CHECK(bar_line("e 1", 0.5, "rest", 40, false) == "e 1 [===========>           ]  50%  rest");
   CHECK(bar_line("e 1", 0.0, "rest", 26, false) == "e 1 [>        ]   0%  rest");
@@ -117,7 +117,38 @@ TEST_CASE("the bar fits the width") {
               static_cast<size_t>(width));
 }
 
-TEST_CASE("a log gets few lines and no control characters") {
+TEST_CASE("bar_line cuts between characters, and counts them instead of bytes") {
+  using data::detail::bar_line;
+  const std::string title = "\xC3\xA4\xE2\x82\xAC";  // two columns in five bytes
+  CHECK(bar_line(title, 0.5, "rest", 25, false) == title + " [====>    ]  50%  rest");
+  CHECK(bar_line(title, 0.5, "rest", 1, false) == "\xC3\xA4");
+  CHECK(bar_line(title, 0.5, "rest", 2, false) == title);
+  CHECK(bar_line(title, 0.5, "rest", 0, false).empty());
+}
+
+TEST_CASE("Progress: a loss that is NaN, infinite or huge") {
+  for (const auto& [loss, text] : {std::pair<double, std::string>{NAN, "loss nan  "},
+                                   {INFINITY, "loss inf  "},
+                                   {-1e300, "loss -1.0000e+300  "},
+                                   {1e14, "loss 100000000000000.0000  "}}) {
+    const double value = loss;
+    const std::string log = in_a_file([&](std::FILE* out) {
+      data::Progress progress{"epoch", 2, {.out = out, .line_seconds = 0}};
+      progress.step(1, value);
+      progress.finish();
+    });
+    CHECK_MESSAGE(count(log, text) == 2, log);
+  }
+}
+
+TEST_CASE("Progress: a stream that cannot be written costs nothing") {
+  std::FILE* out = std::fopen("/dev/full", "w");
+  if (!out) return;
+  CHECK_NOTHROW(run(out, 100));
+  std::fclose(out);
+}
+
+TEST_CASE("Progress: a log gets few lines and no control characters") {
   const std::string text = in_a_file([](std::FILE* out) { run(out, 1000); });
   CHECK(count(text, "\n") == 1);
   CHECK(contains(text, "epoch 1/3  loss 0.5000  64000 samples in 0."));
@@ -139,7 +170,7 @@ TEST_CASE("a log gets few lines and no control characters") {
   CHECK(lines.find("epoch  400 samples in") != std::string::npos);
 }
 
-TEST_CASE("a terminal gets one line, redrawn, in colour unless told otherwise") {
+TEST_CASE("Progress: a terminal gets one line, redrawn, in colour unless told otherwise") {
   Environment term("TERM", "xterm"), colour("NO_COLOR", "");
   const auto slowly = [](std::FILE* out) {
     data::Progress progress{"epoch 1/3", 10, {.out = out}};
@@ -174,7 +205,7 @@ TEST_CASE("a terminal gets one line, redrawn, in colour unless told otherwise") 
   CHECK(narrow.size() <= 29 + std::string("\r\x1b[K\r\n").size());
 }
 
-TEST_CASE("ranks that are not the main one are silent") {
+TEST_CASE("Progress: ranks that are not the main one are silent") {
   CHECK(in_a_file([](std::FILE* out) {
           data::Progress progress{"epoch", 2, {.enabled = false, .out = out, .line_seconds = 0}};
           progress.step(1);
@@ -188,7 +219,7 @@ TEST_CASE("ranks that are not the main one are silent") {
   CHECK_THROWS_AS((data::Progress{"epoch", 1, {.out = nullptr}}), ValueError);
 }
 
-TEST_CASE("an exception leaves the cursor on a line of its own") {
+TEST_CASE("Progress: an exception leaves the cursor on a line of its own") {
   Environment term("TERM", "xterm");
   const std::string text = on_a_terminal(80, [](std::FILE* out) {
     try {
@@ -202,7 +233,7 @@ TEST_CASE("an exception leaves the cursor on a line of its own") {
   CHECK(count(text, "\n") == 1);
 }
 
-TEST_CASE("samples of all ranks, no samples, and no steps known") {
+TEST_CASE("Progress: samples of all ranks, no samples, and no steps known") {
   const std::string text = in_a_file([](std::FILE* out) {
     data::Progress progress{"epoch", 1, {.out = out, .samples_factor = 4}};
     progress.step(10, 1.0);
@@ -221,7 +252,8 @@ TEST_CASE("samples of all ranks, no samples, and no steps known") {
         }).find("0 samples in 0.00s") != std::string::npos);
 }
 
-TEST_CASE("a resumed run shows how much of the whole is done, and counts its own samples") {
+TEST_CASE(
+    "Progress: a resumed run shows how much of the whole is done, and counts its own samples") {
   const std::string text = in_a_file([](std::FILE* out) {
     data::Progress progress{"epoch 1", 8, {.out = out, .line_seconds = 0, .initial = 5}};
     progress.step(10);

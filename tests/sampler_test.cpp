@@ -31,7 +31,8 @@ std::vector<data::Range> global_batches(const BatchPlan& plan) {
 
 }  // namespace
 
-TEST_CASE("a plan covers every sample once, evenly, with the same number of batches on each rank") {
+TEST_CASE(
+    "BatchPlan covers every sample once, evenly, with the same number of batches on each rank") {
   for (int size = 1; size <= 5; ++size)
     for (int64_t batch = 1; batch <= 4; ++batch)
       for (int64_t n = size; n <= 45; ++n) {
@@ -54,25 +55,36 @@ TEST_CASE("a plan covers every sample once, evenly, with the same number of batc
             most = std::max(most, part.size());
           }
           REQUIRE(ranks[0].global(i).end == next);
-          REQUIRE(least >= 1);
+          REQUIRE(least >= (size > 1 ? std::min<int64_t>({batch, 2, n / size}) : 1));
+          REQUIRE(most <= batch + (size > 1 ? 2 : 0));
           REQUIRE(most - least <= 1);
           const bool last = i == ranks[0].batches() - 1;
           if (!last) REQUIRE(ranks[0].global(i).size() == batch * size);
         }
         REQUIRE(next == n);
-        // a remainder that cannot go round joins the last full batch; any other is a batch of its
-        // own
-        const int64_t full = n / (batch * size), remainder = n % (batch * size);
-        REQUIRE(ranks[0].batches() == full + (remainder >= size ? 1 : 0));
+        // on one rank as in PyTorch; else a batch of its own has two samples for each rank
+        const int64_t full = n / (batch * size), remainder = n % (batch * size),
+                      own = size == 1    ? 1
+                            : batch == 1 ? size
+                                         : 2 * size;
+        REQUIRE(ranks[0].batches() == std::max<int64_t>(full + (remainder >= own ? 1 : 0), 1));
+        REQUIRE(ranks[0].has_single() == (size > 1 && batch > 1 && n < 2 * size));
       }
 }
 
-TEST_CASE("the cases of the rule, by hand") {
-  // 10 samples, 2 ranks x 2: 4 4 2, one each in the last
-  BatchPlan even(10, 2, false, {1, 2});
-  CHECK(global_batches(even) == std::vector<data::Range>{{0, 4}, {4, 8}, {8, 10}});
-  CHECK(even.local(0) == data::Range{2, 4});
-  CHECK(even.local(2) == data::Range{9, 10});
+TEST_CASE("BatchPlan: the cases of the rule, by hand") {
+  // 16 samples, 2 ranks x 3: 6 6 4, two each in the last
+  BatchPlan even(16, 3, false, {1, 2});
+  CHECK(global_batches(even) == std::vector<data::Range>{{0, 6}, {6, 12}, {12, 16}});
+  CHECK(even.local(0) == data::Range{3, 6});
+  CHECK(even.local(2) == data::Range{14, 16});
+  // 15: two ranks would get 2 and 1, so the remainder joins the batch before: 6 9
+  CHECK(global_batches(BatchPlan(15, 3, false, {0, 2})) ==
+        std::vector<data::Range>{{0, 6}, {6, 15}});
+  // one rank: the remainder is a batch, whatever its size
+  CHECK(global_batches(BatchPlan(7, 6, false, {})) == std::vector<data::Range>{{0, 6}, {6, 7}});
+  // batches of one sample a rank: a remainder smaller than the number of ranks joins
+  CHECK(global_batches(BatchPlan(5, 1, false, {0, 2})) == std::vector<data::Range>{{0, 2}, {2, 5}});
   // 9 samples: the last one joins the batch before: 4 5, split 3 + 2
   CHECK(global_batches(BatchPlan(9, 2, false, {0, 2})) == std::vector<data::Range>{{0, 4}, {4, 9}});
   CHECK(BatchPlan(9, 2, false, {0, 2}).local(1) == data::Range{4, 7});
@@ -83,7 +95,8 @@ TEST_CASE("the cases of the rule, by hand") {
   CHECK(global_batches(BatchPlan(11, 2, true, {0, 2})) == std::vector<data::Range>{{0, 4}, {4, 8}});
 }
 
-TEST_CASE("global batches do not depend on the number of ranks while batch x ranks stays") {
+TEST_CASE(
+    "BatchPlan: global batches do not depend on the number of ranks while batch x ranks stays") {
   for (int64_t n : {24, 28, 48, 100})  // remainders of 8: 0 or at least 4
     for (int size : {1, 2, 4}) {
       CAPTURE(n);
@@ -92,21 +105,27 @@ TEST_CASE("global batches do not depend on the number of ranks while batch x ran
     }
 }
 
-TEST_CASE("a plan resumed in the middle is the rest of the whole, at another number of ranks too") {
-  const auto whole = global_batches(BatchPlan(100, 4, false, {0, 2}));
+TEST_CASE(
+    "BatchPlan resumed in the middle is the rest of the whole, at another number of ranks too") {
+  const auto whole = global_batches(BatchPlan(106, 8, false, {0, 2}));
   for (size_t done = 0; done <= whole.size(); ++done)
     for (int size : {1, 2, 4}) {
       const int64_t start = done ? whole[done - 1].end : 0;
-      const auto rest = global_batches(BatchPlan(100, 8 / size, false, {size - 1, size}, start));
+      const auto rest = global_batches(BatchPlan(106, 16 / size, false, {size - 1, size}, start));
       CHECK(rest ==
             std::vector<data::Range>(whole.begin() + static_cast<ptrdiff_t>(done), whole.end()));
     }
 }
 
-TEST_CASE("plans that cannot be") {
+TEST_CASE("BatchPlan: plans that cannot be") {
   CHECK_THROWS_WITH_AS(BatchPlan(3, 2, false, (Shard{0, 4})),
-                       "BatchPlan: 3 samples do not go round 4 ranks; use fewer ranks", ValueError);
-  CHECK_THROWS_AS(BatchPlan(0, 2, false, {}), ValueError);
+                       "BatchPlan: 3 samples, fewer than 4 ranks; use fewer ranks", ValueError);
+  CHECK_THROWS_WITH_AS(BatchPlan(0, 2, false, {}), "BatchPlan: there are no samples", ValueError);
+  CHECK_THROWS_WITH_AS(
+      BatchPlan(65, 32, false, (Shard{0, 2}), 64),
+      "BatchPlan: 1 samples are left in this epoch, fewer than 2 ranks; use fewer ranks, or resume "
+      "at the next epoch",
+      ValueError);
   CHECK_THROWS_AS(BatchPlan(7, 4, true, (Shard{0, 2})), ValueError);  // drop_last leaves nothing
   CHECK_THROWS_AS(BatchPlan(7, 0, false, {}), ValueError);
   CHECK_THROWS_AS(BatchPlan(7, std::numeric_limits<int64_t>::max(), false, (Shard{0, 2})),
@@ -119,7 +138,7 @@ TEST_CASE("plans that cannot be") {
   CHECK_THROWS_AS(BatchPlan(8, 4, false, {}).local(2), IndexError);
 }
 
-TEST_CASE("an epoch's order is a permutation that seed and epoch decide, not their sum") {
+TEST_CASE("epoch_order is a permutation that depends on seed and epoch, not on their sum") {
   const auto order = [](uint64_t seed, int64_t epoch) {
     return data::epoch_order(100, {seed, epoch}, true);
   };

@@ -1,3 +1,4 @@
+// Agreement over collectives of tensors.
 #include <lockstep/distributed/checkpoints/agreement.h>
 
 #include <cstring>
@@ -70,8 +71,9 @@ NamedTensors broadcast_named(const Group& group, NamedTensors tensors, int root)
   }
   broadcast_values(group, forms, root, "the forms of a state's tensors");
   broadcast_values(group, names, root, "the names of a state's tensors");
-  if (group.rank() != root) {
-    tensors.clear();
+  if (group.rank() != root) tensors.clear();
+  all_or_none(group, [&] {  // a rank may have no memory for them
+    if (group.rank() == root) return;
     const auto* name = reinterpret_cast<const char*>(names.data());
     for (size_t at = 0; at < forms.size();) {
       const auto length = static_cast<size_t>(forms[at]);
@@ -83,7 +85,7 @@ NamedTensors broadcast_named(const Group& group, NamedTensors tensors, int root)
       tensors.emplace_back(std::string(name, length), empty(shape, {.dtype = dtype}));
       name += length;
     }
-  }
+  });
   for (const auto& [name, t] : tensors) group.broadcast(t, root, {.label = name});
   return tensors;
 }

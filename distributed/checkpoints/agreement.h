@@ -1,5 +1,5 @@
-// Agreement: ranks go on together or not at all. What only some of them do, or only some can fail
-// at, ends alike on every rank.
+// Agreement: work that can fail on some ranks, or that one rank does for all, ends alike on every
+// rank, so that none waits in a collective call for one that has thrown.
 #pragma once
 
 #include <functional>
@@ -9,9 +9,9 @@
 
 namespace lockstep::dist {
 
-/// Runs f on every rank. If it throws on some, those rethrow; the others throw an error of the same
-/// text and, for IoError and ValueError, type (else DistError) as the lowest of them. f makes no
-/// collective call; this is one.
+/// Runs f on every rank. If it throws on some ranks, these rethrow; the others throw an error with
+/// the text of the lowest such rank's, an IoError or ValueError where that is one, else a DistError.
+/// f makes no collective call; this is one.
 LOCKSTEP_API void all_or_none(const Group& group, const std::function<void()>& f);
 
 /// The root's tensors with their names, on every rank; what the others give is ignored. On the CPU.

@@ -1,5 +1,5 @@
-// Loading a checkpoint: rank 0 reads, all ranks get everything, each takes what is its own, and
-// what was taken is given back when some rank could not.
+// Loading a checkpoint: rank 0 reads the file and broadcasts it, each rank loads its parts, and all
+// restore the old state if one of them fails.
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
@@ -8,6 +8,7 @@
 
 #include <lockstep/distributed/checkpoints/agreement.h>
 #include <lockstep/distributed/checkpoints/format.h>
+#include <lockstep/tensor/error_context.h>
 #include <lockstep/tensor/warning.h>
 
 namespace lockstep::dist {
@@ -23,14 +24,16 @@ Safetensors read(const std::string& path, const Checkpoint& run) {
   LOCKSTEP_CHECK(version->second == kVersion, IoError, "load_checkpoint: ", path,
                  ": it has version ", version->second, " of the format, and only version ",
                  kVersion, " is read");
+  LOCKSTEP_CHECK(file.unsupported.empty(), IoError, "load_checkpoint: ", path, ": entry '",
+                 file.unsupported[0].name, "' ", file.unsupported[0].reason);
   LOCKSTEP_CHECK(file.find(kGenerators), IoError, "load_checkpoint: ", path,
                  ": entry 'generator' is missing; the file is damaged");
   std::set<std::string> here, there;
   for (const CheckpointPart& p : run.parts) here.insert(p.name());
-  std::string rest = file.metadata[kPartsKey];
-  for (size_t end; !rest.empty(); rest.erase(0, end)) {
-    end = rest.find('.');
-    there.insert(rest.substr(0, end));
+  std::string names = file.metadata[kPartsKey];
+  for (size_t end; !names.empty(); names.erase(0, end)) {
+    end = names.find('.');
+    there.insert(names.substr(0, end));
     if (end != std::string::npos) ++end;
   }
   LOCKSTEP_CHECK(here == there, ValueError, "load_checkpoint: ", path, ": it has the parts ",
@@ -39,7 +42,7 @@ Safetensors read(const std::string& path, const Checkpoint& run) {
   return file;
 }
 
-/// Whose an entry of a part is, and its name within that state.
+/// The rank that an entry belongs to, and its name within the part's state.
 struct Place {
   int64_t rank = 0;
   std::string entry;
@@ -85,7 +88,7 @@ std::vector<std::optional<NamedTensors>> sorted_by_part(const NamedTensors& file
     std::optional<Place> place;
     size_t i = 0;
     while (i < parts.size() && !(place = place_of(name, parts[i], saved_ranks))) ++i;
-    LOCKSTEP_CHECK(place, ValueError, "entry '", name, "' belongs to none of the parts ",
+    LOCKSTEP_CHECK(place, ValueError, "unexpected entry '", name, "'; the parts are ",
                    names_of(parts));
     const bool mine = !parts[i].per_rank() || place->rank == run.group.rank();
     if (mine && states[i]) states[i]->emplace_back(place->entry, value);
@@ -99,7 +102,7 @@ NamedTensors copy_of(const NamedTensors& state) {
   return copies;
 }
 
-/// Loads part by part, and can take back what it has loaded.
+/// Loads part by part, and can undo it.
 class Loading {
  public:
   explicit Loading(const Checkpoint& run) : parts_(run.parts) {}
@@ -111,17 +114,23 @@ class Loading {
         before = copy_of(parts_[i].state());
         try {
           parts_[i].load(*states[i]);
-        } catch (Error& e) {
-          e.add_context(str_cat("in part '", parts_[i].name(), "'"));
-          throw;
+        } catch (...) {
+          lockstep::detail::rethrow_with_context(str_cat("in part '", parts_[i].name(), "'"));
         }
       }
       before_.push_back(std::move(before));
     }
   }
-  void undo() const {
-    for (size_t i = 0; i < before_.size(); ++i)
-      if (before_[i]) parts_[i].load(*before_[i]);
+  /// The names of parts that do not take their old state back, which is empty unless they break
+  /// their own rules.
+  std::string undo() const {
+    std::string stuck;
+    for (size_t i = before_.size(); i-- > 0;) try {
+        if (before_[i]) parts_[i].load(*before_[i]);
+      } catch (...) {
+        stuck += str_cat(stuck.empty() ? "'" : ", '", parts_[i].name(), "'");
+      }
+    return stuck;
   }
 
  private:
@@ -157,16 +166,17 @@ bool load_checkpoint(const std::string& path, const Checkpoint& run) {
       generator = own_generator(saved->second, group);
       saved_ranks = saved->second.size(0);
       loading.load(sorted_by_part(entries, run, saved_ranks));
-    } catch (Error& e) {
-      e.add_context(str_cat("in load_checkpoint of ", path));
-      throw;
+    } catch (...) {
+      lockstep::detail::rethrow_with_context(str_cat("in load_checkpoint of ", path));
     }
   };
   try {
     all_or_none(group, fit);
   } catch (...) {
-    loading.undo();
-    throw;
+    const std::string stuck = loading.undo();
+    if (stuck.empty()) throw;
+    lockstep::detail::rethrow_with_context(str_cat(
+        "and the old state of ", stuck, " could not be restored: do not go on with this run"));
   }
   default_generator() = generator;
   for (const CheckpointPart& part : run.parts)

@@ -26,9 +26,10 @@ void check_names(const char* op, const std::vector<CheckpointPart>& parts) {
   for (const CheckpointPart& p : parts) {
     LOCKSTEP_CHECK(!p.name().empty() && p.name().find('.') == std::string::npos, ValueError, op,
                    ": a part's name is not empty and has no '.', got '", p.name(), "'");
-    LOCKSTEP_CHECK(names.insert(p.name()).second, ValueError, op, ": the part '", p.name(),
-                   p.name() == kGenerators ? "' is there by itself" : "' is given twice",
-                   "; rename one");
+    LOCKSTEP_CHECK(
+        names.insert(p.name()).second, ValueError, op, ": the part '", p.name(),
+        p.name() == kGenerators ? "' has the name of the generators' entry" : "' is given twice",
+        "; rename one");
   }
 }
 
@@ -77,7 +78,7 @@ int64_t CheckpointPart::integer_of(const NamedTensors& state) {
   return value;
 }
 
-// Every step that can fail runs inside all_or_none, so that ranks never part ways.
+// Every step that can fail on one rank alone runs inside all_or_none.
 void save_checkpoint(const std::string& path, const Checkpoint& run) {
   using namespace checkpoint_format;
   const Group& group = run.group;

@@ -157,7 +157,7 @@ std::vector<RankPlan> plan_ranks(const LaunchOptions& options, const LaunchPlan&
 namespace {
 std::string quoted(const std::string& word) {
   const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) ||
+    return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') ||
            std::string_view("_-./=:,+@%").find(c) != std::string_view::npos;
   });
   if (plain) return word;
