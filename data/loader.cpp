@@ -172,6 +172,12 @@ void EpochRun::start() {
                                                [&b](int64_t i) { return b.batch(i); });
 }
 
+namespace {
+thread_local uint64_t batches_for_training = 0;
+}
+
+uint64_t sharded_batches_for_training() noexcept { return batches_for_training; }
+
 std::shared_ptr<void> EpochRun::next() {
   Body& b = *body_;
   if (b.done == batches()) {
@@ -188,6 +194,7 @@ std::shared_ptr<void> EpochRun::next() {
   }
   *b.state = {.epoch = b.random.epoch, .samples = b.plan.global(b.done).end};
   ++b.done;
+  if (b.options.shard.size > 1 && is_grad_enabled()) ++batches_for_training;
   return batch;
 }
 

@@ -81,6 +81,10 @@ LOCKSTEP_API LoaderState state_of(const LoaderOptions& options, int64_t samples,
 /// Where `epoch` starts: at the state to resume, once, or at its beginning.
 LOCKSTEP_API LoaderState take_start(std::optional<LoaderState>& resume, int64_t epoch);
 
+/// How many batches this thread has taken from loaders with a shard, with grad mode on. The ranks of a
+/// group take equally many; DistributedDataParallel finds a rank that left one out.
+LOCKSTEP_API uint64_t sharded_batches_for_training() noexcept;
+
 }  // namespace detail
 
 /// The batches of one epoch, to be walked once. Leaving the loop early stops the workers.

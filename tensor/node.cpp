@@ -14,6 +14,8 @@ thread_local OpInterceptor* interceptor = nullptr;
 bool is_grad_enabled() noexcept { return grad_enabled; }
 void set_grad_enabled(bool on) noexcept { grad_enabled = on; }
 
+uint64_t next_node_sequence() noexcept { return next_sequence; }
+
 Node::Node() : sequence(next_sequence++) {}
 
 void Node::dispose() noexcept {
@@ -52,6 +54,7 @@ void Leaf::accumulate(Tensor g, bool may_take) {
       slot.copy_(g.detach());
     }
     gradient = slot;
+    g = Tensor();  // who watches counts the slot's holders
   } else if (!gradient.defined()) {
     gradient = may_take ? std::move(g) : g.clone();
   } else if (is_grad_enabled()) {  // create_graph: both may be parts of a graph
