@@ -17,11 +17,15 @@
 #include <lockstep/distributed/local.h>
 #include <lockstep/distributed/on_main.h>
 #include <lockstep/distributed/powersgd.h>
+#include <lockstep/distributed/registry.h>
 #include <lockstep/distributed/sync_batch_norm.h>
 #include <lockstep/nn/nn.h>
 #include <lockstep/optim/optim.h>
 #include <lockstep/tensor/allocator.h>
+#include <lockstep/tensor/file.h>
+#include <lockstep/tensor/op.h>
 #include <lockstep/tensor/ops.h>
+#include <lockstep/tensor/ops/take_along.h>
 #include <lockstep/tensor/parallel.h>
 #include <lockstep/tensor/safetensors.h>
 #include <lockstep/tensor/warning.h>

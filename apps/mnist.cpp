@@ -42,6 +42,7 @@ double accuracy(Net& net, const data::Mnist& test, const dist::Group& group) {
 
 void run(const Options& o) {
   auto group = dist::init(o.ddp.init());
+  check_same_options(group, o.shared());
   auto device = Device::best(group.local_rank());
   if (o.threads > 0) set_num_threads(o.threads);
   manual_seed(o.seed);

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "ddp_flags.h"
+#include "same_options.h"
 
 struct Options {
   int epochs = 3, threads = 0;
@@ -12,6 +13,21 @@ struct Options {
   uint64_t seed = 0;
   std::string data = "data/mnist", save, checkpoint, log_loss;
   DdpFlags ddp;
+
+  /// Those that decide what a rank communicates or computes.
+  NamedOptions shared() const {
+    using lockstep::str_cat;
+    return {{"--epochs", str_cat(epochs)},
+            {"--batch_size", str_cat(batch_size)},
+            {"--gradient_accumulation_steps", str_cat(accumulation)},
+            {"--train_samples", str_cat(train_samples)},
+            {"--lr", str_cat(lr)},
+            {"--seed", str_cat(seed)},
+            {"--save", presence(save)},
+            {"--checkpoint", presence(checkpoint)},
+            {"--checkpoint_every", str_cat(checkpoint_every)},
+            {"--log_loss", presence(log_loss)}};
+  }
 };
 
 inline Options parse(int argc, char** argv) {

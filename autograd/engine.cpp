@@ -128,11 +128,16 @@ class Backward {
       if (leaf->watcher &&
           std::find(watchers.begin(), watchers.end(), leaf->watcher) == watchers.end())
         watchers.push_back(leaf->watcher);
+    std::vector<uint64_t> nodes;
+    if (!watchers.empty())
+      for (const auto& [node, task] : tasks_)
+        if (task.pending > 0) nodes.push_back(node->sequence);
     for (size_t i = 0; i < watchers.size(); ++i) {
       std::vector<Leaf*> reached;
       for (Leaf* leaf : leaves_)
         if (leaf->watcher == watchers[i]) reached.push_back(leaf);
       try {
+        watchers[i]->backward_runs(nodes);
         watchers[i]->backward_starts(reached);
       } catch (...) {
         for (size_t j = 0; j < i; ++j) watchers[j]->backward_ends(true);

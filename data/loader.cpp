@@ -234,6 +234,12 @@ void EpochRun::start() {
   b.position->resuming = false;
 }
 
+namespace {
+thread_local uint64_t batches_for_training = 0;
+}
+
+uint64_t sharded_batches_for_training() noexcept { return batches_for_training; }
+
 std::shared_ptr<void> EpochRun::next() {
   Body& b = *body_;
   LOCKSTEP_CHECK(!b.failed, Error,
@@ -256,6 +262,7 @@ std::shared_ptr<void> EpochRun::next() {
   const int ranks = b.options.sampler ? b.options.sampler.ranks() : 1;
   b.move_to({.epoch = b.random.epoch, .samples = b.plan.global(b.done).end * ranks});
   ++b.done;
+  if (b.options.shard.size > 1 && is_grad_enabled()) ++batches_for_training;
   return batch;
 }
 

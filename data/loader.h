@@ -88,6 +88,10 @@ LOCKSTEP_API NamedTensors state_dict_of(const LoaderOptions& options, int64_t sa
 LOCKSTEP_API LoaderState state_of(const LoaderOptions& options, int64_t samples,
                                   const NamedTensors& dict);
 
+/// How many batches this thread has taken from loaders with a shard, with grad mode on. The ranks of a
+/// group take equally many; DistributedDataParallel finds a rank that left one out.
+LOCKSTEP_API uint64_t sharded_batches_for_training() noexcept;
+
 }  // namespace detail
 
 /// The batches of one epoch, for one loop. Leaving the loop early stops the workers. After an

@@ -12,10 +12,13 @@ Accumulation::Accumulation(Reducer* reducer, std::vector<Tensor> parameters, Gro
       steps_(options.steps) {
   LOCKSTEP_CHECK(steps_ >= 1, ValueError, "Accumulation: a window has at least one step, got ",
                  steps_);
+  if (reducer_) reducer_->set_exact_windows(true);
 }
 
 Accumulation::~Accumulation() {
-  if (reducer_) reducer_->flag().force(std::nullopt);
+  if (!reducer_) return;
+  reducer_->flag().force(std::nullopt);
+  reducer_->set_exact_windows(false);
 }
 
 void Accumulation::backward(const Tensor& loss_sum, int64_t count) {

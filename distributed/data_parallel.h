@@ -37,12 +37,12 @@ class NoSyncGuard {
   Reducer* reducer_;
 };
 
-/// One forward through the wrapper. While it lives, this thread's random draws (dropout masks) belong
-/// to the rank.
+/// One forward through the wrapper. While it lives, this thread draws random numbers (dropout masks)
+/// from the rank's own stream.
 class ForwardScope {
  public:
-  ForwardScope(Reducer& reducer, int rank) : reducer_(reducer) {
-    reducer_.forward_starts();
+  ForwardScope(Reducer& reducer, int rank, bool training) : reducer_(reducer) {
+    reducer_.forward_starts(training);
     stream_before_ = std::exchange(default_generator().stream, static_cast<uint64_t>(rank));
   }
   ~ForwardScope() {
@@ -73,7 +73,7 @@ class DistributedDataParallel {
   template <class... Args>
   decltype(auto) operator()(Args&&... args) {
     if (!reducer_) return (*module_)(std::forward<Args>(args)...);
-    const ForwardScope scope(*reducer_, rank_);
+    const ForwardScope scope(*reducer_, rank_, module_->is_training());
     try {
       return (*module_)(std::forward<Args>(args)...);
     } catch (...) {
@@ -122,7 +122,7 @@ class DistributedDataParallel {
   }
   /// What the last synchronised backward did; all zero at world size 1.
   DdpStats stats() const { return reducer_ ? reducer_->stats() : DdpStats{}; }
-  /// The machine behind it, for dist::Accumulation; null where nothing is attached.
+  /// The implementation, for dist::Accumulation; null where nothing is attached.
   Reducer* reducer() const { return reducer_.get(); }
 
  private:

@@ -26,6 +26,8 @@ struct JoinOptions {
   bool divide_by_initial_world_size = true;
   /// All ranks throw once the first has no more inputs.
   bool throw_on_early_termination = false;
+
+  bool operator==(const JoinOptions&) const = default;
 };
 
 }  // namespace lockstep::dist

@@ -27,8 +27,19 @@ struct Hub {
   };
   std::map<uint64_t, Share> shares;  // by tag
   std::vector<std::string> ends;     // by rank: why it is gone; empty while it runs
-  std::exception_ptr first_failure;
+  std::exception_ptr cause;          // what run_local rethrows
+  bool cause_is_a_peer = true;       // and whether another rank's failure may be behind it
 };
+
+bool is_dist_error(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const DistError&) {
+    return true;
+  } catch (...) {
+  }
+  return false;
+}
 
 class LocalPeers final : public Peers {
  public:
@@ -73,7 +84,12 @@ class LocalPeers final : public Peers {
     {
       std::lock_guard lock(hub_->mutex);
       hub_->ends[static_cast<size_t>(rank())] = why;
-      if (failure && !hub_->first_failure) hub_->first_failure = failure;
+      const bool is_peer = is_dist_error(failure);
+      // A rank that fails takes others along, which may end before it.
+      if (failure && (!hub_->cause || (hub_->cause_is_a_peer && !is_peer))) {
+        hub_->cause = failure;
+        hub_->cause_is_a_peer = is_peer;
+      }
       hub_->shared.notify_all();
     }
     raise_others();
@@ -135,7 +151,7 @@ void run_local(int world_size, const std::function<void(Group)>& f, LocalOptions
       run_rank(std::move(mine), f, options);
     });
   for (std::thread& t : threads) t.join();
-  if (hub->first_failure) std::rethrow_exception(hub->first_failure);
+  if (hub->cause) std::rethrow_exception(hub->cause);
 }
 
 }  // namespace lockstep::dist

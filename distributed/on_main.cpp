@@ -13,8 +13,10 @@ void run_on_main(const Group& group, const std::function<void()>& f) {
     } catch (const std::exception& e) {
       error = std::current_exception();
       text = e.what();
-      if (text.empty()) text = "an exception";
+    } catch (...) {
+      error = std::current_exception();
     }
+    if (error && text.empty()) text = "an exception without a text";
   }
   Tensor length = tensor<int64_t>({static_cast<int64_t>(text.size())});
   group.broadcast(length, 0, {.label = "the outcome of what rank 0 did"});

@@ -42,6 +42,8 @@ Tensor copy_like(const Tensor& t, const TensorBody& like) {
 bool is_grad_enabled() noexcept { return grad_enabled; }
 void set_grad_enabled(bool on) noexcept { grad_enabled = on; }
 
+uint64_t next_node_sequence() noexcept { return next_sequence; }
+
 Node::Node() : sequence(next_sequence++) {}
 
 void Node::dispose() noexcept {
@@ -94,6 +96,7 @@ void Leaf::add_to_gradient(Tensor g, bool may_take) {
       slot.copy_(g.detach());
     }
     gradient = slot;
+    g = Tensor();  // who watches counts the slot's holders
   } else if (!gradient.defined()) {
     gradient = may_take && lies_like(g, *owner) ? std::move(g) : copy_like(g, *owner);
   } else if (is_grad_enabled() || is_held_elsewhere(gradient)) {

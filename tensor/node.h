@@ -57,10 +57,15 @@ class LOCKSTEP_API Node : public RefCounted {
   void dispose() noexcept override;  // unlinks a chain of any length without recursion
 };
 
-/// Told by the engine what a backward is about to do to the leaves it watches. DDP is one.
+/// The Node::sequence of the next node that this thread makes.
+LOCKSTEP_API uint64_t next_node_sequence() noexcept;
+
+/// The engine tells it what a backward is about to do to the leaves it watches. DDP is one.
 class LOCKSTEP_API BackwardWatcher {
  public:
   virtual ~BackwardWatcher() = default;
+  /// Before backward_starts: Node::sequence of each node that this backward will run, unordered.
+  virtual void backward_runs(std::span<const uint64_t>) {}
   /// Before the first node runs: this backward will accumulate into these of the watched leaves.
   virtual void backward_starts(std::span<Leaf* const> reached) = 0;
   /// A watched leaf has accumulated its gradient, and the leaf's own hooks have run.

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <utility>
 
 #include <lockstep/tensor/device.h>
 #include <lockstep/tensor/ref.h>
@@ -23,6 +24,12 @@ class LOCKSTEP_API Storage final : public RefCounted {
   /// Whether the caching allocator gave these bytes, so that nobody outside the library can see
   /// them.
   bool owns_bytes() const { return !release_; }
+  /// Exchanges memory with another storage of the same device; the tensors that view them follow.
+  void swap_memory(Storage& other) {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(release_, other.release_);
+  }
 
   /// Counts in-place changes; a tensor saved for backward remembers the number it saw.
   uint32_t version() const { return version_.load(std::memory_order_relaxed); }

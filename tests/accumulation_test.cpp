@@ -91,6 +91,13 @@ TEST_CASE("a short window at the end makes a step of its own size") {
   compare({{{2, 3, 4, 5}, {1, 2, 6}}, 2}, {{{8, 15}}, 1});
 }
 
+TEST_CASE("Accumulation does not warn of windows of different lengths, which it weighs exactly") {
+  Warnings warnings;
+  compare({{{2, 3, 4}, {1, 2}}, 2}, {{{8, 4}}, 1});
+  compare({{{2, 3, 4, 5}, {1, 2, 6}}, 2}, {{{8, 15}}, 1});
+  CHECK(warnings.all.empty());
+}
+
 TEST_CASE("in mid-window a step does nothing, and a full window must be stepped") {
   DistributedDataParallel net{Scalar{}, Group()};
   optim::SGD opt{net.parameters(), {.lr = 1}};

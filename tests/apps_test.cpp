@@ -155,6 +155,20 @@ TEST_CASE("bad input on ranks ends them all with that rank's code") {
   CHECK_MESSAGE(has(e, "/nowhere"), e.output);
 }
 
+TEST_CASE("mnist names an option that differs between ranks") {
+  const Data data;
+  const std::pair<std::string, std::string> odd[] = {
+      {"--log-loss /tmp/unused", "--log_loss: not given on rank 0, given on rank 1"},
+      {"--epochs 2", "--epochs: 1 on rank 0, 2 on rank 1"}};
+  for (const auto& [option, text] : odd) {
+    const auto e = run({kBin + "/lockstep-run", "-n", "2", "sh", "-c",
+                        kBin + "/mnist --threads 1 --data " + data.path().string() +
+                            " --epochs 1 $([ $RANK = 1 ] && echo " + option + ")"});
+    CHECK(e.code == 1);
+    CHECK_MESSAGE(has(e, "mnist: " + text), e.output);
+  }
+}
+
 TEST_CASE("a full disk while saving leaves no half-written file") {
   const Data data;
   const TemporaryFolder out;

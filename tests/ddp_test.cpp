@@ -519,6 +519,33 @@ TEST_CASE("a parameter frozen after wrapping keeps its gradient, and trains agai
       kQuick));
 }
 
+TEST_CASE("a parameter whose shape changed after wrapping is refused by name") {
+  for (const std::string& text : texts(2, [](Group g) {
+         DistributedDataParallel net{Scalar{}, g};
+         TensorBody& body = net.module().w.body();
+         const Tensor other = f64({1, 2});
+         body.storage = other.body().storage;
+         body.shape = other.shape();
+         body.strides = other.strides();
+         net(f64(1));
+       }))
+    CHECK_MESSAGE(contains(text, "w had shape [] when it was wrapped and has [2] now"), text);
+}
+
+TEST_CASE("strides of dimensions of size 1 may differ between ranks") {
+  CHECK_NOTHROW(run_local(
+      2,
+      [](Group g) {
+        nn::Linear l{1, 1, {.bias = false}};
+        l.to(DType::f64);
+        if (g.rank() == 1) l.weight.body().strides = zeros({4, 3}).narrow(1, 0, 1).t().strides();
+        DistributedDataParallel net{l, g};
+        net(full({1, 1}, g.rank() + 1, {.dtype = DType::f64})).sum().backward();
+        near(l.weight.grad().reshape({}).item<double>(), 1.5, "gradient");
+      },
+      kQuick));
+}
+
 TEST_CASE("a module moved to another dtype after wrapping is refused by name") {
   for (const std::string& text : texts(2, [](Group g) {
          DistributedDataParallel net{Scalar{}, g};

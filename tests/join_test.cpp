@@ -149,6 +149,16 @@ TEST_CASE("a synchronised batch norm inside join is an error on every rank") {
     CHECK_MESSAGE(contains(text, "join: 1 is a BatchNorm"), text);
 }
 
+TEST_CASE("join with other options on one rank is an error on both") {
+  for (const dist::JoinOptions other : {dist::JoinOptions{.divide_by_initial_world_size = false},
+                                        dist::JoinOptions{.throw_on_early_termination = true}})
+    for (const std::string& text : texts(2, [&](Group g) {
+           DistributedDataParallel net{Scalar{}, g};
+           net.join([&] { net(f64(1)).backward(); }, g.rank() == 1 ? other : dist::JoinOptions{});
+         }))
+      CHECK_MESSAGE(contains(text, "join: the options differ"), text);
+}
+
 TEST_CASE("a rank that did not enter join is an error on both") {
   for (const std::string& text : texts(2, [](Group g) {
          DistributedDataParallel net{Scalar{}, g};

@@ -1,7 +1,5 @@
 #include <lockstep/distributed/ddp/bucket.h>
 
-#include <cstring>
-
 namespace lockstep::dist {
 namespace {
 
@@ -51,21 +49,21 @@ void place_buckets(ProcessGroup& group, const std::vector<Replicated>& parameter
   for (Bucket& b : buckets) memory.push_back(group.allocate(std::max<size_t>(b.bytes(), 64)));
   for (size_t k = 0; k < buckets.size(); ++k) {
     Bucket& b = buckets[k];
-    std::memset(memory[k]->data(), 0, memory[k]->bytes());
     auto body = make_ref<TensorBody>();
     body->storage = memory[k];
     body->shape = {b.elements};
     body->strides = {1};
     body->dtype = b.dtype;
     b.flat = Tensor(body);
+    b.flat.zero_();
     int64_t offset = 0;
     for (int i : b.parameters) {
       const Tensor& p = parameters[static_cast<size_t>(i)].parameter;
       offset = padded(offset, b.dtype);
       char* bytes =
           static_cast<char*>(memory[k]->data()) + static_cast<size_t>(offset) * size_of(b.dtype);
-      // A Storage of its own gives the slot its own version counter: a write to a neighbour is none
-      // to it.
+      // A Storage of its own gives the slot its own version counter, which a write to a neighbour
+      // does not move.
       Tensor fresh = from_blob(bytes, p.shape(), {.dtype = b.dtype, .device = p.device()},
                                [keep = memory[k]] {});
       Tensor& slot = slots[static_cast<size_t>(i)];

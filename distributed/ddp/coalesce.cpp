@@ -15,10 +15,18 @@ size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel()) * size_
 /// A contiguous tensor of t's shape over packed bytes.
 Tensor part(const Tensor& bytes, size_t offset, const Tensor& t) {
   return from_blob(bytes.data<uint8_t>() + offset, t.shape(),
-                   {.dtype = t.dtype(), .device = t.device()});
+                   {.dtype = t.dtype(), .device = bytes.device()});
 }
 
-/// A line per parameter and buffer, and one of what the ranks' rounds depend on beside them.
+/// The strides that matter for where elements lie: those of dimensions of size 1 do not.
+Shape canonical_strides(const Tensor& t) {
+  Shape strides = t.strides();
+  for (int d = 0; d < t.dim(); ++d)
+    if (t.shape()[d] <= 1 || t.numel() == 0) strides[d] = 1;
+  return strides;
+}
+
+/// A line for each parameter and buffer, and one for the options that decide what ranks communicate.
 std::string describe(const NamedTensors& parameters, const NamedTensors& buffers,
                      const DistributedDataParallelOptions& o) {
   std::string text;
@@ -27,7 +35,7 @@ std::string describe(const NamedTensors& parameters, const NamedTensors& buffers
     const Tensor& t = entry.second;
     const bool left_alone = std::find(ignored.begin(), ignored.end(), entry.first) != ignored.end();
     text += str_cat(entry.first, ": ", left_alone ? "ignored " : "", kind, ' ', t.dtype(), ' ',
-                    t.shape(), " strides ", t.strides(), '\n');
+                    t.shape(), " strides ", canonical_strides(t), '\n');
   };
   for (const auto& p : parameters)
     add(p, p.second.requires_grad() ? "trainable parameter" : "frozen parameter");
@@ -40,10 +48,11 @@ std::string describe(const NamedTensors& parameters, const NamedTensors& buffers
   return text + '\n';
 }
 
-std::string_view line(std::string_view text, size_t i) {
-  for (; i > 0 && !text.empty(); --i)
-    text.remove_prefix(std::min(text.size(), text.find('\n') + 1));
-  return text.substr(0, text.find('\n'));
+/// The next line, without its end, which is taken off the text.
+std::string_view next_line(std::string_view& text) {
+  const std::string_view line = text.substr(0, text.find('\n'));
+  text.remove_prefix(std::min(text.size(), line.size() + 1));
+  return line;
 }
 
 }  // namespace
@@ -109,16 +118,18 @@ void verify_same_module(ProcessGroup& group, const NamedTensors& parameters,
                             static_cast<size_t>(f[r * 4 + 1]));
   };
   group.destroy();  // so that no rank's exception ends the others' look at the texts
-  size_t i = 0;
-  while (line(of_rank(0), i) == line(of_rank(odd), i)) ++i;
-  auto entry = [&](int r) {
-    const std::string_view l = line(of_rank(r), i);
-    return l.empty() ? std::string("nothing more") : str_cat('"', l, '"');
+  std::string_view first = of_rank(0), other = of_rank(odd), ours, theirs;
+  do {
+    ours = next_line(first);
+    theirs = next_line(other);
+  } while (ours == theirs);
+  const auto entry = [](std::string_view line) {
+    return line.empty() ? std::string("nothing more") : str_cat('"', line, '"');
   };
   fail<DistError>("DistributedDataParallel: the module differs between ranks: rank 0 has ", f[2],
                   " parameters and ", f[3], " buffers, rank ", odd, " has ", f[odd * 4 + 2],
-                  " and ", f[odd * 4 + 3], "; the first difference is ", entry(0), " on rank 0, ",
-                  entry(odd), " on rank ", odd,
+                  " and ", f[odd * 4 + 3], "; the first difference is ", entry(ours),
+                  " on rank 0, ", entry(theirs), " on rank ", odd,
                   "; build the same module, and wrap it with the same options, on every rank");
 }
 

@@ -9,7 +9,7 @@ namespace lockstep::dist {
 
 namespace {
 
-constexpr size_t kHead = 13;  // three words and a byte; two bits per parameter follow
+constexpr size_t kHead = 17;  // four words and a byte; two bits per parameter follow
 
 void put_bits(std::byte* to, const std::vector<char>& bits) {
   for (size_t i = 0; i < bits.size(); ++i)
@@ -27,10 +27,13 @@ std::vector<char> take_bits(const std::byte* from, size_t count) {
 std::vector<std::byte> ControlRecord::encode() const {
   const size_t map = (used.size() + 7) / 8;
   std::vector<std::byte> bytes(kHead + 2 * map);
-  std::memcpy(bytes.data(), &forwards, 4);
-  std::memcpy(bytes.data() + 4, &local_backwards, 4);
-  std::memcpy(bytes.data() + 8, &unfrozen, 4);
-  bytes[12] = static_cast<std::byte>(join);
+  std::memcpy(bytes.data(), &skipped_forwards, 4);
+  std::memcpy(bytes.data() + 4, &batches, 4);
+  std::memcpy(bytes.data() + 8, &local_backwards, 4);
+  std::memcpy(bytes.data() + 12, &unfrozen, 4);
+  bytes[16] = static_cast<std::byte>(static_cast<int>(join) |
+                                     join_options.divide_by_initial_world_size << 2 |
+                                     join_options.throw_on_early_termination << 3);
   put_bits(bytes.data() + kHead, used);
   put_bits(bytes.data() + kHead + map, trainable);
   return bytes;
@@ -41,10 +44,13 @@ ControlRecord ControlRecord::decode(std::span<const std::byte> bytes, size_t par
   LOCKSTEP_CHECK(bytes.size() == kHead + 2 * map, DistError, "DDP: a control record of ",
                  bytes.size(), " bytes for ", parameters, " parameters");
   ControlRecord r;
-  std::memcpy(&r.forwards, bytes.data(), 4);
-  std::memcpy(&r.local_backwards, bytes.data() + 4, 4);
-  std::memcpy(&r.unfrozen, bytes.data() + 8, 4);
-  r.join = static_cast<Join>(bytes[12]);
+  std::memcpy(&r.skipped_forwards, bytes.data(), 4);
+  std::memcpy(&r.batches, bytes.data() + 4, 4);
+  std::memcpy(&r.local_backwards, bytes.data() + 8, 4);
+  std::memcpy(&r.unfrozen, bytes.data() + 12, 4);
+  const int flags = static_cast<int>(bytes[16]);
+  r.join = static_cast<Join>(flags & 3);
+  r.join_options = {(flags & 4) != 0, (flags & 8) != 0};
   r.used = take_bits(bytes.data() + kHead, parameters);
   r.trainable = take_bits(bytes.data() + kHead + map, parameters);
   return r;
@@ -71,7 +77,38 @@ std::string find_join_fault(const Records& records) {
       return str_cat("DDP: join: rank ", first ? r : 0, " is inside join and rank ", first ? 0 : r,
                      " is not; all ranks must enter it together");
     }
+  const auto options = [&](size_t r) {
+    const JoinOptions& o = records[r].join_options;
+    return str_cat("divide_by_initial_world_size ", o.divide_by_initial_world_size,
+                   " and throw_on_early_termination ", o.throw_on_early_termination, " on rank ",
+                   r);
+  };
+  for (size_t r = 1; r < records.size(); ++r)
+    if (records[r].join != Join::none && records[r].join_options != records[0].join_options)
+      return str_cat("DDP: join: the options differ: ", options(0), ", ", options(r),
+                     "; pass the same on every rank");
   return {};
+}
+
+// Ranks that run the same loop agree in these numbers. Inside join they need not.
+std::string find_step_fault(const Records& records) {
+  const auto differ = [&](size_t r, uint32_t ControlRecord::*number, std::string_view what) {
+    return records[r].*number == records[0].*number
+               ? std::string()
+               : str_cat(
+                     "DDP: the ranks are out of step: since the last reduction rank 0 ", what, " ",
+                     records[0].*number, ", rank ", r, " ", records[r].*number,
+                     "; their gradients belong to different steps. Skip a step on every rank or "
+                     "on none (all_reduce the decision), and evaluate under NoGradGuard");
+  };
+  std::string fault;
+  for (size_t r = 1; r < records.size() && fault.empty(); ++r) {
+    if (records[r].join != Join::none) continue;
+    fault = differ(r, &ControlRecord::skipped_forwards, "left out the backwards of its forwards:");
+    if (fault.empty() && records[r].local_backwards == records[0].local_backwards)
+      fault = differ(r, &ControlRecord::batches, "took batches from its loaders:");
+  }
+  return fault;
 }
 
 // "rank 0 true, rank 1 false", of the ranks that still have inputs.
@@ -143,6 +180,7 @@ std::string find_unused_fault(const Records& records, const RecordNames& names) 
 std::string find_fault(const Records& records, const Records& first, const RecordNames& names,
                        const DistributedDataParallelOptions& options) {
   std::string fault = find_join_fault(records);
+  if (fault.empty()) fault = find_step_fault(records);
   if (fault.empty()) fault = find_frozen_fault(records, names);
   if (fault.empty() && options.static_graph) fault = find_graph_fault(records, first, names);
   if (fault.empty() && !options.static_graph && !options.find_unused_parameters)

@@ -1,6 +1,6 @@
-// ControlRecord: what each rank tells the others of one synchronised backward, fixed before its
-// first launch: which parameters it uses and trains, and where it stands. All ranks read all
-// records, so what is wrong is an error on each of them, in the same words.
+// ControlRecord: what each rank tells the others about one synchronised backward, fixed before its
+// first launch: which parameters it uses and trains, and what it has run since the last one. All ranks
+// read all records, so a fault is the same error on each of them.
 #pragma once
 
 #include <cstddef>
@@ -16,10 +16,13 @@ namespace lockstep::dist {
 struct ControlRecord {
   enum class Join : uint8_t { none, active, finished };
 
-  uint32_t forwards = 0;         // since the last reduction
-  uint32_t local_backwards = 0;  // since the last reduction
-  int32_t unfrozen = -1;         // among the parameters frozen at construction: one that now trains
+  // Since the last reduction:
+  uint32_t skipped_forwards = 0;  // whose backward was left out
+  uint32_t batches = 0;           // taken from loaders with a shard
+  uint32_t local_backwards = 0;
+  int32_t unfrozen = -1;  // among the parameters frozen at construction: one that now trains
   Join join = Join::none;
+  JoinOptions join_options = {};
   std::vector<char> used = {}, trainable = {};  // by parameter
 
   /// Whether the rank had no more inputs: it used nothing because there was nothing.

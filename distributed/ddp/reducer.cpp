@@ -1,10 +1,12 @@
-// Reducer: what it watches, and the launches of a round.
+// Reducer: construction, forwards, and the launches of a round.
 #include <lockstep/distributed/ddp/reducer.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 
+#include <lockstep/data/loader.h>
+#include <lockstep/distributed/failure_note.h>
 #include <lockstep/distributed/log.h>
 #include <lockstep/tensor/warning.h>
 
@@ -25,13 +27,14 @@ NamedTensors without(const NamedTensors& all, const std::vector<std::string>& ig
   return rest;
 }
 
-/// What is being handled.
+/// Of the exception that is being handled.
 std::string text_of_exception() {
   try {
     if (std::current_exception()) throw;
   } catch (const std::exception& e) {
     return e.what();
   } catch (...) {
+    return "an exception that is no std::exception";
   }
   return "an exception";
 }
@@ -118,18 +121,21 @@ uint64_t Reducer::parameter_versions() const {
 
 // ---- forwards ----
 
-void Reducer::forward_starts() {
+void Reducer::forward_starts(bool training) {
   if (!is_grad_enabled()) return;
   check_slots();
-  ++forwards_;
   ++stats_.forwards;
   flag_.forward_starts();
+  logs_forward_ = training && !flag_.inside_no_sync();
+  if (logs_forward_) forward_log_.starts();
   note_standing();
   forward_started_ = now();
 }
 
 void Reducer::forward_ends() {
-  if (is_grad_enabled()) stats_.forward = now() - forward_started_;
+  if (!is_grad_enabled()) return;
+  if (logs_forward_) forward_log_.ends();
+  stats_.forward = now() - forward_started_;
 }
 
 void Reducer::remember_failure(std::string_view where) {
@@ -151,10 +157,13 @@ void Reducer::note_standing() {
   group_->note({text, static_cast<size_t>(std::clamp(n, 0, 63))});
 }
 
-/// A parameter that changed its dtype or device no longer fits its slot.
+/// A parameter that changed its dtype, device or shape no longer fits its slot.
 void Reducer::check_slots() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const Replicated& p = parameters_[i];
+    LOCKSTEP_CHECK(p.parameter.shape() == slots_[i].shape(), DistError, "DDP: ", p.name,
+                   " had shape ", slots_[i].shape(), " when it was wrapped and has ",
+                   p.parameter.shape(), " now; change the module first, then wrap it");
     LOCKSTEP_CHECK(
         p.parameter.dtype() == slots_[i].dtype() && p.parameter.device() == slots_[i].device(),
         DistError, "DDP: ", p.name, " was ", slots_[i].dtype(), " on ", slots_[i].device(),
@@ -179,11 +188,29 @@ void Reducer::release(Replicated& p) {
   p.leaf->watcher = nullptr;
 }
 
+/// Before a slot is written: whoever else holds it, because the program kept a gradient, or a view of
+/// one, gets a copy of what it holds, in memory of its own.
+void Reducer::detach_holders(size_t i) {
+  Tensor& slot = slots_[i];
+  Leaf& leaf = *parameters_[i].leaf;
+  const bool is_gradient = leaf.gradient.defined() && leaf.gradient.is_same(slot);
+  const int ours = is_gradient ? 3 : 2;  // with slots_ and leaf.slot
+  if (slot.ref()->use_count() == ours && slot.storage().use_count() == 1) return;
+  NoGradGuard guard;
+  const Tensor fresh = slot.clone();
+  slot.storage().swap_memory(fresh.storage());
+  slot = leaf.slot = fresh;
+  if (is_gradient) leaf.gradient = fresh;
+}
+
 // ---- one round ----
 
 void Reducer::backward_starts(std::span<Leaf* const> reached) {
-  LOCKSTEP_CHECK(phase_ == Phase::idle, DistError,
-                 "DDP: a backward started inside a backward of the same module");
+  LOCKSTEP_CHECK(
+      phase_ == Phase::idle, DistError, "DDP: a backward that reaches ",
+      parameters_[static_cast<size_t>(reached[0]->watcher_index)].name,
+      " started inside a backward of the same module, in a hook or an op of its own; use "
+      "autograd::grad there, or run it after the outer one");
   phase_ = flag_.decide() ? Phase::syncing : Phase::local;
   // The engine runs a backward with create_graph in grad mode.
   if (phase_ == Phase::syncing && group_->size() > 1 && is_grad_enabled() &&
@@ -198,7 +225,10 @@ void Reducer::reset_round(std::span<Leaf* const> reached) {
   backward_started_ = now();
   std::fill(reached_.begin(), reached_.end(), 0);
   std::fill(arrived_.begin(), arrived_.end(), 0);
-  for (const Leaf* leaf : reached) reached_[static_cast<size_t>(leaf->watcher_index)] = 1;
+  for (const Leaf* leaf : reached) {
+    reached_[static_cast<size_t>(leaf->watcher_index)] = 1;
+    detach_holders(static_cast<size_t>(leaf->watcher_index));
+  }
   pending_.assign(buckets_.size(), 0);
   bucket_of_.assign(parameters_.size(), 0);
   for (size_t b = 0; b < buckets_.size(); ++b)
@@ -213,15 +243,22 @@ void Reducer::reset_round(std::span<Leaf* const> reached) {
   next_launch_ = 0;
   if (phase_ != Phase::syncing) return;
   stats_.arrivals = 0;
-  stats_.buckets.assign(buckets_.size(), {});
+  if (!std::exchange(traces_fit_, true)) {
+    stats_.buckets.assign(buckets_.size(), {});
+    for (size_t b = 0; b < buckets_.size(); ++b) {
+      stats_.buckets[b].bytes = buckets_[b].bytes();
+      for (int i : buckets_[b].parameters)
+        stats_.buckets[b].parameters.push_back(names_.parameters[static_cast<size_t>(i)]);
+    }
+  }
+  next_completed_ = 0;
   launched_at_.assign(buckets_.size(), 0);
 }
 
 void Reducer::leaf_ready(Leaf& leaf) {
   const auto i = static_cast<size_t>(leaf.watcher_index);
   if (phase_ != Phase::syncing || arrived_[i]) return;
-  group_->progress();
-  note_completed();
+  advance();
   arrived_[i] = 1;
   arrival_order_.push_back(static_cast<int>(i));
   ++stats_.arrivals;
@@ -252,13 +289,13 @@ void Reducer::launch(size_t b) {
     else
       check_graph();
   }
-  for (int i : bucket.parameters)
+  for (int i : bucket.parameters) {
+    detach_holders(static_cast<size_t>(i));
     if (!arrived_[static_cast<size_t>(i)]) fill_without_arrival(i);
+  }
   auto& trace = stats_.buckets[b];
-  trace.bytes = bucket.bytes();
   trace.launched_after = stats_.arrivals;
-  for (int i : bucket.parameters)
-    trace.parameters.push_back(names_.parameters[static_cast<size_t>(i)]);
+  trace.completed_after = -1;
   launched_at_[b] = now();
   works_.push_back(reduce(b));
   // Under join it is known only from the records whose buffers count.
@@ -283,12 +320,13 @@ WorkPtr Reducer::reduce(size_t b) {
   return work;
 }
 
-void Reducer::note_completed() {
-  for (size_t b = 0; b < works_.size(); ++b) {
-    auto& trace = stats_.buckets[b];
-    if (trace.completed_after >= 0 || !works_[b]->is_completed()) continue;
+/// Moves reductions on while backward runs, and notes which have completed.
+void Reducer::advance() {
+  group_->progress();
+  while (next_completed_ < works_.size() && works_[next_completed_]->is_completed()) {
+    auto& trace = stats_.buckets[next_completed_];
     trace.completed_after = stats_.arrivals;
-    trace.seconds = now() - launched_at_[b];
+    trace.seconds = now() - launched_at_[next_completed_++];
   }
 }
 
@@ -304,9 +342,15 @@ void Reducer::backward_ends(bool failed) {
   // Nothing is posted before the first launch: the next synchronised backward takes this one's
   // place.
   if (next_launch_ == 0) return;
+  abort_backward();
+  drop_gradients();
+}
+
+/// While an exception is handled that this rank's peers would wait for in vain.
+void Reducer::abort_backward() {
+  suppress_failure_note();
   group_->abort(
       str_cat("rank ", group_->rank(), " failed inside DDP's backward: ", text_of_exception()));
-  drop_gradients();
 }
 
 }  // namespace lockstep::dist

@@ -1,7 +1,7 @@
-// Reducer: the machine inside DistributedDataParallel. It watches a module's leaves, launches each
-// bucket's reduction as soon as backward has filled it, and returns from backward with every
+// Reducer: the implementation of DistributedDataParallel. It watches a module's leaves, launches the
+// reduction of each bucket as soon as backward has filled it, and returns from backward with every
 // gradient averaged. A round is one synchronised backward: launches (reducer.cpp), then its end
-// (reducer_end.cpp), where all ranks read each other's control records and settle the gradients.
+// (reducer_end.cpp), where all ranks compare their control records and finish the gradients.
 #pragma once
 
 #include <functional>
@@ -13,6 +13,7 @@
 #include <lockstep/distributed/ddp/bucket.h>
 #include <lockstep/distributed/ddp/coalesce.h>
 #include <lockstep/distributed/ddp/control_record.h>
+#include <lockstep/distributed/ddp/forward_log.h>
 #include <lockstep/distributed/ddp/sync_flag.h>
 #include <lockstep/distributed/ddp_options.h>
 #include <lockstep/distributed/ddp_stats.h>
@@ -30,9 +31,9 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
           std::function<NamedTensors()> current_buffers, DistributedDataParallelOptions options);
   ~Reducer() override;
 
-  /// Around each forward of the wrapped module: it decides whether the next backward is
-  /// synchronised.
-  void forward_starts();
+  /// Around each forward of the wrapped module, which decides whether the next backward is
+  /// synchronised. `training`: the module is in training mode, so a backward should follow.
+  void forward_starts(bool training);
   void forward_ends();
   /// While an exception is handled that is on its way to the program, and maybe past the group.
   void remember_failure(std::string_view where);
@@ -40,6 +41,9 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   /// A synchronised backward without a graph: reduces what local backwards left. `empty`: this rank
   /// had nothing to accumulate, so its gradients are zero and count as used.
   void reduce_now(bool empty = false);
+  /// While on, windows of local backwards may differ between ranks, and may leave batches out: their
+  /// losses and counts are summed over the ranks.
+  void set_exact_windows(bool on) { exact_windows_ = on; }
   /// Multiplies the gradients that the last round reduced.
   void scale_reduced(double factor);
   /// Broadcasts rank 0's buffers now. A collective call.
@@ -58,6 +62,9 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   void abort(const std::string& text) { group_->abort(text); }
   ProcessGroup& users_group() const { return *users_group_; }
 
+  void backward_runs(std::span<const uint64_t> nodes) override {
+    forward_log_.backward_runs(nodes);
+  }
   void backward_starts(std::span<Leaf* const> reached) override;
   void leaf_ready(Leaf& leaf) override;
   void backward_ends(bool failed) override;
@@ -70,6 +77,7 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   void check_slots() const;
   void watch(size_t parameter);
   void release(Replicated& parameter);
+  void detach_holders(size_t parameter);
   NamedTensors buffers() const;
 
   // one round
@@ -83,9 +91,10 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   void launch(size_t bucket);
   WorkPtr reduce(size_t bucket);
   void fill_without_arrival(int parameter);
-  void note_completed();
+  void advance();
   void note_standing();
   void forget_failure();
+  void abort_backward();
 
   // its end
   void finish_round();
@@ -130,13 +139,22 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   std::vector<WorkPtr> works_;
   WorkPtr buffer_work_;
   Tensor buffer_bytes_;
-  ControlRecord mine_;                  // of this rank, this round
+  ControlRecord mine_;  // of this rank, this round
+  std::vector<std::byte> mine_bytes_;
   std::vector<ControlRecord> records_;  // of all ranks, this round
   std::vector<ControlRecord> first_;    // of the first good round: what a static graph repeats
-  uint32_t forwards_ = 0, local_backwards_ = 0;  // since the last reduction
+
+  // ---- since the last reduction ----
+  ForwardLog forward_log_;
+  bool logs_forward_ = false;  // the one under way
+  uint64_t first_batch_ = 0;
+  uint32_t local_backwards_ = 0;
+  bool exact_windows_ = false;
 
   // ---- statistics ----
   DdpStats stats_;
+  bool traces_fit_ = false;    // stats_.buckets describes the present layout
+  size_t next_completed_ = 0;  // works complete in the order of launch
   double forward_started_ = 0, backward_started_ = 0;
   std::vector<double> launched_at_;  // by bucket
 };

@@ -1,7 +1,8 @@
-// Reducer: the end of a round. Communication is completed first, on every rank alike; only then are
-// the records judged, so that an error of one is an error of all and leaves the group usable.
+// Reducer: the end of a round. Communication completes first, on every rank alike; only then are the
+// records checked, so that a fault of one rank is an error on all and leaves the group usable.
 #include <algorithm>
 
+#include <lockstep/data/loader.h>
 #include <lockstep/distributed/ddp/reducer.h>
 #include <lockstep/tensor/warning.h>
 
@@ -34,11 +35,12 @@ void Reducer::remember_graph() {
   for (size_t r = 0; r < first_.size(); ++r) {
     if (first_[r].is_finished() && !records_[r].is_finished()) first_[r] = records_[r];
     if (!first_[r].is_finished()) first_[r].join = ControlRecord::Join::none;
+    first_[r].skipped_forwards = first_[r].batches = first_[r].local_backwards = 0;
   }
 }
 
 void Reducer::complete_round() {
-  note_completed();
+  advance();
   const double start = now();
   try {
     while (next_launch_ < buckets_.size()) launch(next_launch_++);
@@ -51,9 +53,8 @@ void Reducer::complete_round() {
     if (posts_records()) collect_records();
     if (join_ && options_.broadcast_buffers && lowest_active() >= 0) exchange_buffers();
     if (buffer_work_) buffer_work_->wait();
-  } catch (const std::exception& e) {
-    // The others wait for what this rank did not do; where the group itself failed they know.
-    group_->abort(str_cat("rank ", group_->rank(), " failed inside DDP's backward: ", e.what()));
+  } catch (...) {
+    abort_backward();  // where the group itself failed its other ranks know, and ignore it
     throw;
   }
   if (!posts_records()) records_ = first_;
@@ -93,7 +94,8 @@ void Reducer::settle_gradients() {
 /// part in the first bucket, it ends the backward on every rank.
 void Reducer::check_graph() const {
   std::vector<ControlRecord> now = first_;
-  now[static_cast<size_t>(group_->rank())] = mine_;
+  ControlRecord& mine = now[static_cast<size_t>(group_->rank())] = mine_;
+  mine.skipped_forwards = mine.batches = 0;  // only all ranks together could compare them
   const std::string fault = find_fault(now, first_, names_, options_);
   if (!fault.empty()) lockstep::fail<DistError>(fault);
 }
@@ -112,8 +114,8 @@ void Reducer::check_records() {
         stats_.static_graph_is_safe &= records_[r].used[i] == first_[r].used[i];
     }
   for (size_t r = 1; r < records_.size(); ++r)
-    if (records_[r].local_backwards != records_[0].local_backwards && group_->rank() == 0 &&
-        !join_ && !std::exchange(warned_counts_, true))
+    if (records_[r].local_backwards != records_[0].local_backwards && !exact_windows_ && !join_ &&
+        !std::exchange(warned_counts_, true))
       warn("DDP: rank 0 accumulated ", records_[0].local_backwards,
            " local backwards before this reduction, rank ", r, " ", records_[r].local_backwards,
            "; the average weighs them alike");
@@ -132,14 +134,18 @@ void Reducer::check_records() {
   if (!fault.empty()) lockstep::fail<DistError>(fault);
 }
 
-void Reducer::end_counts() { forwards_ = local_backwards_ = 0; }
+void Reducer::end_counts() {
+  local_backwards_ = 0;
+  forward_log_.clear();
+  first_batch_ = data::detail::sharded_batches_for_training();
+}
 
 /// Once, after the first reduction: buckets in the order in which rank 0's gradients arrived.
 void Reducer::rebuild_buckets() {
   std::vector<int> order = arrival_order_;
   for (const Bucket& b : buckets_)
     for (int i : b.parameters)
-      if (std::find(order.begin(), order.end(), i) == order.end()) order.push_back(i);
+      if (!arrived_[static_cast<size_t>(i)]) order.push_back(i);
   Tensor agreed = tensor(std::vector<int32_t>(order.begin(), order.end()));
   group_->broadcast(agreed, 0, {.label = "DDP's order of buckets"})->wait();
   auto planned = plan_buckets(parameters_, agreed.to_vector<int>(), caps_);
@@ -151,6 +157,7 @@ void Reducer::rebuild_buckets() {
   try {
     place_buckets(*group_, parameters_, planned, slots_);
     buckets_ = std::move(planned);
+    traces_fit_ = false;
   } catch (const OutOfMemory& e) {
     warn("DDP: keeps its first bucket layout, because the new one found no memory: ", e.what());
   }
@@ -158,8 +165,11 @@ void Reducer::rebuild_buckets() {
 
 void Reducer::scale_reduced(double factor) {
   NoGradGuard guard;
-  for (size_t i = 0; i < parameters_.size(); ++i)
-    if (is_used(records_, i)) slots_[i].mul_(factor);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!is_used(records_, i)) continue;
+    detach_holders(i);
+    slots_[i].mul_(factor);
+  }
 }
 
 void Reducer::drop_gradients() {

@@ -1,14 +1,26 @@
-// Reducer: the control records of a round. They travel beside the first bucket, and errors about them
-// name it, like those of the buckets themselves.
+// Reducer: the control records of a round. They are sent with the first bucket, and errors about them
+// name it, as errors about buckets do.
 #include <algorithm>
+#include <span>
 
+#include <lockstep/data/loader.h>
 #include <lockstep/distributed/ddp/reducer.h>
 
 namespace lockstep::dist {
 
 ControlRecord Reducer::record_of_round() const {
-  ControlRecord record{.forwards = forwards_, .local_backwards = local_backwards_};
-  if (join_) record.join = shadowing_ ? ControlRecord::Join::finished : ControlRecord::Join::active;
+  ControlRecord record{.local_backwards = local_backwards_};
+  if (!exact_windows_) {
+    record.skipped_forwards = forward_log_.skipped();
+    // Before the first reduction rank 0 may have looked at a batch.
+    if (stats_.synchronised_backwards > 0)
+      record.batches =
+          static_cast<uint32_t>(data::detail::sharded_batches_for_training() - first_batch_);
+  }
+  if (join_) {
+    record.join = shadowing_ ? ControlRecord::Join::finished : ControlRecord::Join::active;
+    record.join_options = *join_;
+  }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const bool trains = parameters_[i].parameter.requires_grad();
     // What local backwards left in a frozen parameter waits until it trains again.
@@ -35,15 +47,28 @@ void Reducer::fail_about_records(const DistError& e) const {
 
 void Reducer::post_record() {
   try {
-    group_->post(++epoch_, mine_.encode());
+    mine_bytes_ = mine_.encode();
+    group_->post(++epoch_,
+                 std::span(mine_bytes_).first(std::min(mine_bytes_.size(), kRecordBytes)));
   } catch (const DistError& e) {
     fail_about_records(e);
   }
 }
 
 void Reducer::collect_records() {
+  std::vector<std::vector<std::byte>> whole(static_cast<size_t>(group_->size()));
   try {
-    for (const auto& bytes : group_->collect(epoch_))
+    // What the first piece does not hold follows now, piece by piece; all ranks' are of one size.
+    for (size_t at = 0; at < mine_bytes_.size(); at += kRecordBytes) {
+      if (at > 0)
+        group_->post(
+            ++epoch_,
+            std::span(mine_bytes_).subspan(at, std::min(mine_bytes_.size() - at, kRecordBytes)));
+      const auto pieces = group_->collect(epoch_);
+      for (size_t r = 0; r < whole.size(); ++r)
+        whole[r].insert(whole[r].end(), pieces[r].begin(), pieces[r].end());
+    }
+    for (const auto& bytes : whole)
       records_.push_back(ControlRecord::decode(bytes, parameters_.size()));
   } catch (const DistError& e) {
     fail_about_records(e);

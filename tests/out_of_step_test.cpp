@@ -1,0 +1,219 @@
+// DistributedDataParallel, when the ranks' loops drift apart in ways that leave the sequence of
+// collectives as it was; and loops that differ between ranks and may.
+#include <doctest/doctest.h>
+
+#include <lockstep/data/loader.h>
+#include <lockstep/data/tensor_dataset.h>
+
+#include "ddp_helpers.h"
+
+namespace {
+
+struct Picky : Scalar {  // w x, for positive x
+  Tensor forward(Tensor x) {
+    const Tensor y = w * x;
+    if (x.item<double>() < 0) throw ValueError("not below zero");
+    return y;
+  }
+  LOCKSTEP_MODULE(Picky, w)
+};
+
+Tensor input(Group g, int step) { return f64(1.0 + g.rank() + 10 * step); }
+
+/// What each of two ranks threw, where `loop` must fail on both with these words.
+void fails_on_both(const std::function<void(Group)>& loop, const std::string& words) {
+  for (const std::string& text : texts(2, loop)) {
+    CHECK_MESSAGE(contains(text, "out of step"), text);
+    CHECK_MESSAGE(contains(text, words), text);
+  }
+}
+
+void works(const std::function<void(Group)>& loop) {
+  for (const std::string& text : texts(2, loop)) CHECK_MESSAGE(text.empty(), text);
+}
+
+}  // namespace
+
+TEST_CASE("DistributedDataParallel finds a rank that left out a backward") {
+  // Rank 1 does not like its batch in step 2, rank 0 in step 4: as many collectives on both.
+  const auto loop = [](Group g, bool clears_first, const dist::DistributedDataParallelOptions& o) {
+    DistributedDataParallel net{Scalar{}, g, o};
+    int steps = 0;
+    try {
+      for (int step = 0; step < 6; ++step) {
+        if (clears_first) net.zero_grad();
+        const Tensor loss = net(input(g, step)).square();
+        if (step == (g.rank() == 1 ? 2 : 4)) continue;
+        net.zero_grad();
+        loss.backward();
+        ++steps;
+      }
+    } catch (const DistError&) {
+      require(steps == 2, "found in the next backward");
+      require(!net.module().w.grad().defined(), "no gradient of different steps is left");
+      throw;
+    }
+  };
+  for (const bool clears_first : {true, false})
+    for (const auto& options : {dist::DistributedDataParallelOptions{},
+                                {.find_unused_parameters = true},
+                                {.static_graph = true},
+                                {.comm_hook = dist::hooks::all_reduce()}})
+      fails_on_both([&](Group g) { loop(g, clears_first, options); },
+                    "left out the backwards of its forwards: 0, rank 1 1");
+}
+
+TEST_CASE("DistributedDataParallel is usable after ranks were out of step") {
+  works([](Group g) {
+    DistributedDataParallel net{Scalar{}, g};
+    net(input(g, 0)).backward();
+    net.zero_grad();
+    if (g.rank() == 1) net(input(g, 1));
+    try {
+      net(input(g, 2)).backward();
+      require(false, "out of step");
+    } catch (const DistError&) {
+    }
+    net(input(g, 3)).backward();
+    near(net.module().w.grad().item<double>(), 31.5, "the next step");
+  });
+}
+
+TEST_CASE("DistributedDataParallel finds a backward over another forward's loss") {
+  fails_on_both(
+      [](Group g) {
+        DistributedDataParallel net{Scalar{}, g};
+        const Tensor first = net(input(g, 0)), second = net(input(g, 1));
+        (g.rank() == 0 ? first : second).backward();
+      },
+      "left out the backwards of its forwards: 0, rank 1 1");
+}
+
+TEST_CASE("DistributedDataParallel finds a forward that threw on one rank alone") {
+  fails_on_both(
+      [](Group g) {
+        DistributedDataParallel net{Picky{}, g};
+        try {
+          net(f64(g.rank() == 1 ? -1 : 1)).backward();
+        } catch (const ValueError&) {
+          net(f64(2)).backward();  // the next batch
+        }
+      },
+      "left out the backwards");
+}
+
+TEST_CASE("DistributedDataParallel finds a batch that one rank's loader gave in vain") {
+  fails_on_both(
+      [](Group g) {
+        DistributedDataParallel net{Scalar{}, g};
+        const data::TensorDataset set{arange(0, 12).to(DType::f64)};
+        data::Loader loader{set, {.batch_size = 1, .shard = g}};
+        if (g.is_main())  // looks at a batch before the training
+          for (auto batch : loader.epoch(0)) break;
+        int step = 0;
+        for (auto [x] : loader.epoch(0)) {
+          if (++step == (g.rank() == 1 ? 3 : 5)) continue;  // filtered out
+          net.zero_grad();
+          net(x).sum().backward();
+        }
+      },
+      "took batches from its loaders: 1, rank 1 2");
+}
+
+TEST_CASE("DistributedDataParallel warns on every rank of uneven numbers of local backwards") {
+  Warnings warnings;
+  works([](Group g) {
+    DistributedDataParallel net{Scalar{}, g};
+    for (int step = 0; step < 2; ++step) {
+      if (g.rank() == 1) {  // alone in no_sync
+        auto guard = net.no_sync();
+        net(input(g, step)).backward();
+      }
+      net(input(g, step)).backward();
+    }
+  });
+  REQUIRE(warnings.all.size() == 2);
+  for (const std::string& text : warnings.all)
+    CHECK(contains(text, "rank 0 accumulated 0 local backwards before this reduction, rank 1 1"));
+}
+
+TEST_CASE("DistributedDataParallel accepts loops that differ between ranks without harm") {
+  Warnings warnings;
+  works([](Group g) {
+    DistributedDataParallel net{Scalar{}, g};
+    const auto train = [&](int step) {
+      net.zero_grad();
+      net(input(g, step)).backward();
+      near(net.module().w.grad().item<double>(), 1.5 + 10 * step, "the mean");
+    };
+    train(0);
+    if (g.is_main()) {  // evaluation on one rank, in either way
+      {
+        NoGradGuard guard;
+        net(input(g, 7));
+      }
+      net.eval();
+      net(input(g, 7));
+      net.train();
+    }
+    train(1);
+    // A recurrent cell: as many forwards as the rank's sequence is long, one backward.
+    net.zero_grad();
+    Tensor sum = f64(0);
+    for (int i = 0; i < (g.rank() == 0 ? 2 : 5); ++i) sum = sum + net(f64(1));
+    sum.backward();
+    near(net.module().w.grad().item<double>(), 3.5, "(2 + 5) / 2");
+    train(2);
+    // A last forward whose value alone is used, where the sequence was cut.
+    net.zero_grad();
+    Tensor loss = net(f64(1));
+    if (g.rank() == 1) loss = loss + net(f64(1)).detach();
+    loss.backward();
+    train(3);
+    // Backward twice through one forward, and a forward ahead of its backward, on all ranks.
+    net.zero_grad();
+    const Tensor ahead = net(f64(1)), twice = net(f64(2));
+    twice.backward({}, {.retain_graph = true});
+    twice.backward();
+    near(net.module().w.grad().item<double>(), 4, "twice");
+    train(4);
+    // A warm-up forward on all ranks.
+    net(f64(1));
+    train(5);
+    // Forwards on another thread.
+    Tensor there;
+    std::thread([&] { there = net(f64(3)); }).join();
+    net.zero_grad();
+    there.backward();
+    near(net.module().w.grad().item<double>(), 3, "of another thread");
+    // Uneven inputs inside join.
+    net.zero_grad();
+    net.join([&] {
+      for (int i = 0; i < 2 + g.rank(); ++i) {
+        net(f64(1));  // in vain
+        net(f64(1)).backward();
+      }
+    });
+    train(6);
+  });
+  CHECK(warnings.all.empty());
+}
+
+TEST_CASE("DistributedDataParallel does not count a loader's batches under NoGradGuard or join") {
+  works([](Group g) {
+    DistributedDataParallel net{Scalar{}, g};
+    const data::TensorDataset set{arange(0, 8).to(DType::f64)};
+    data::Loader loader{set, {.batch_size = 1, .shard = g}};
+    for (auto [x] : loader.epoch(0)) {
+      net(x).sum().backward();
+      if (!g.is_main()) continue;
+      NoGradGuard guard;
+      for (auto batch : loader.epoch(1)) break;
+    }
+    net.join([&] {
+      int taken = 0;
+      for (auto [x] : loader.epoch(2))
+        if (++taken > g.rank()) net(x).sum().backward();
+    });
+  });
+}
