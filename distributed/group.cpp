@@ -3,7 +3,9 @@
 
 #include <cstdlib>
 
+#include <lockstep/distributed/deadline.h>
 #include <lockstep/distributed/error_file.h>
+#include <lockstep/distributed/limits.h>
 #include <lockstep/distributed/log.h>
 #include <lockstep/distributed/registry.h>
 #include <lockstep/distributed/single_group.h>
@@ -66,6 +68,9 @@ Group init(const InitOptions& options) {
   if (filled.join_timeout.count() <= 0)
     filled.join_timeout = Milliseconds(static_cast<int64_t>(
         1000 * join_timeout_seconds([](const char* n) { return std::getenv(n); })));
+  filled.timeout = bounded(filled.timeout);
+  filled.join_timeout = bounded(filled.join_timeout);
+  open_standard_descriptors();
   std::shared_ptr<ProcessGroup> group = make_group(env, filled);
   log_info(str_cat("rank ", env.rank, " of ", env.size, ", launched by ", env.launcher,
                    ", backend ", group->backend()));
@@ -75,7 +80,7 @@ Group init(const InitOptions& options) {
 
 Group default_group() {
   if (!this_thread.group) return Group();
-  // A passing handle: an exception that unwinds it says nothing about the group.
+  // A temporary handle: it does not abort the group when an exception unwinds it.
   return Group(std::make_shared<Group::Hold>(this_thread.group, false), this_thread.local_rank);
 }
 
