@@ -12,6 +12,7 @@
 #include <lockstep/tensor/error_context.h>
 #include <lockstep/tensor/node.h>
 #include <lockstep/tensor/parallel.h>
+#include <lockstep/tensor/process.h>
 #include <lockstep/tensor/warning.h>
 
 namespace lockstep::data::detail {
@@ -37,8 +38,18 @@ class OrderedWorkers {
   OrderedWorkers(const OrderedWorkers&) = delete;
   OrderedWorkers& operator=(const OrderedWorkers&) = delete;
 
+  /// Leaves them as they are in a forked child, which has none of the threads.
+  struct End {
+    void operator()(OrderedWorkers* workers) const {
+      if (workers->origin_.is_here()) delete workers;
+    }
+  };
+
   /// The result of the next job; rethrows its exception once every thread is gone.
   std::shared_ptr<void> take() {
+    LOCKSTEP_CHECK(origin_.is_here(), Error,
+                   "Loader: its workers are threads of the parent of this process; a forked child "
+                   "cannot go on with the epoch, it must begin one of its own");
     Slot result;
     {
       std::unique_lock lock(mutex_);
@@ -63,6 +74,7 @@ class OrderedWorkers {
   };
 
   void work() {
+    const LibraryThread counted;
     set_num_threads(1);  // the workers are the parallelism
     NoGradGuard no_grad;
     std::unique_lock lock(mutex_);
@@ -98,6 +110,7 @@ class OrderedWorkers {
     threads_.clear();
   }
 
+  const Origin origin_;
   const int64_t jobs_;
   const Job job_;
   std::mutex mutex_;
@@ -171,7 +184,7 @@ struct EpochRun::Body {
   int64_t pass = 0;  // 0: not begun
   bool failed = false;
   int64_t done = 0;
-  std::unique_ptr<OrderedWorkers> workers;  // last: it uses the others
+  std::unique_ptr<OrderedWorkers, OrderedWorkers::End> workers;  // last: it uses the others
 
   std::shared_ptr<void> batch(int64_t i) const {
     const Range part = plan.local(i);
@@ -226,8 +239,8 @@ void EpochRun::start() {
   if (b.options.workers > 0 && batches() > 0) {
     const int threads = static_cast<int>(std::min<int64_t>(b.options.workers, batches()));
     const int64_t ahead = std::min(int64_t{b.options.workers} * b.options.prefetch, batches());
-    b.workers = std::make_unique<OrderedWorkers>(batches(), threads, ahead,
-                                                 [&b](int64_t i) { return b.batch(i); });
+    b.workers.reset(new OrderedWorkers(batches(), threads, ahead,
+                                       [&b](int64_t i) { return b.batch(i); }));
   }
   b.pass = ++b.position->passes;
   b.position->state = b.start;

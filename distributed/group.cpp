@@ -3,8 +3,10 @@
 
 #include <cstdlib>
 
+#include <lockstep/distributed/deadline.h>
 #include <lockstep/distributed/error_file.h>
 #include <lockstep/distributed/failure_note.h>
+#include <lockstep/distributed/limits.h>
 #include <lockstep/distributed/log.h>
 #include <lockstep/distributed/registry.h>
 #include <lockstep/distributed/single_group.h>
@@ -68,6 +70,9 @@ Group init(const InitOptions& options) {
   if (filled.join_timeout.count() <= 0)
     filled.join_timeout = Milliseconds(static_cast<int64_t>(
         1000 * join_timeout_seconds([](const char* n) { return std::getenv(n); })));
+  filled.timeout = bounded(filled.timeout);
+  filled.join_timeout = bounded(filled.join_timeout);
+  open_standard_descriptors();
   std::shared_ptr<ProcessGroup> group;
   try {
     group = make_group(env, filled);
@@ -83,7 +88,7 @@ Group init(const InitOptions& options) {
 
 Group default_group() {
   if (!this_thread.group) return Group();
-  // A temporary handle: stack unwinding that destroys it does not abort the group.
+  // A temporary handle: it does not abort the group when an exception unwinds it.
   return Group(std::make_shared<Group::Hold>(this_thread.group, false), this_thread.local_rank);
 }
 

@@ -3,10 +3,13 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <future>
 #include <map>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
+#include <lockstep/distributed/limits.h>
 #include <lockstep/distributed/shm/shared_group.h>
 #include <lockstep/distributed/single_group.h>
 #include <lockstep/tensor/parallel.h>
@@ -27,19 +30,9 @@ struct Hub {
   };
   std::map<uint64_t, Share> shares;  // by tag
   std::vector<std::string> ends;     // by rank: why it is gone; empty while it runs
-  std::exception_ptr cause;          // what run_local rethrows
-  bool cause_is_a_peer = true;       // and whether another rank's failure may be behind it
+  std::exception_ptr first_failure;  // one of a rank's own, if there is any
+  bool is_a_peers = false;           // it only tells that another rank failed
 };
-
-bool is_dist_error(const std::exception_ptr& error) {
-  try {
-    if (error) std::rethrow_exception(error);
-  } catch (const DistError&) {
-    return true;
-  } catch (...) {
-  }
-  return false;
-}
 
 class LocalPeers final : public Peers {
  public:
@@ -80,15 +73,13 @@ class LocalPeers final : public Peers {
   }
 
   // The rank's thread is over; whoever waits for it must hear of it.
-  void end(const std::string& why, std::exception_ptr failure) {
+  void end(const std::string& why, std::exception_ptr failure, bool is_a_peers) {
     {
       std::lock_guard lock(hub_->mutex);
       hub_->ends[static_cast<size_t>(rank())] = why;
-      const bool is_peer = is_dist_error(failure);
-      // A rank that fails takes others along, which may end before it.
-      if (failure && (!hub_->cause || (hub_->cause_is_a_peer && !is_peer))) {
-        hub_->cause = failure;
-        hub_->cause_is_a_peer = is_peer;
+      if (failure && (!hub_->first_failure || (hub_->is_a_peers && !is_a_peers))) {
+        hub_->first_failure = failure;
+        hub_->is_a_peers = is_a_peers;
       }
       hub_->shared.notify_all();
     }
@@ -107,11 +98,13 @@ class LocalPeers final : public Peers {
 // What happens in a rank's thread.
 void run_rank(std::unique_ptr<LocalPeers> peers, const std::function<void(Group)>& f,
               const LocalOptions& options) {
+  const Origin origin;
   const int rank = peers->rank();
   LocalPeers& mine = *peers;
   const auto group = std::make_shared<SharedGroup>("local", std::move(peers), options.timeout);
   std::string why = "has left";
   std::exception_ptr failure;
+  bool is_a_peers = false;
   try {
     set_default_group(group, rank);
     f(default_group());
@@ -120,11 +113,16 @@ void run_rank(std::unique_ptr<LocalPeers> peers, const std::function<void(Group)
   } catch (const std::exception& e) {
     failure = std::current_exception();
     why = str_cat("failed: ", e.what());
+    is_a_peers = dynamic_cast<const PeerError*>(&e) != nullptr;
   } catch (...) {
     failure = std::current_exception();
     why = "failed";
   }
-  mine.end(why, failure);
+  if (!origin.is_here()) {  // a forked child that has left f: it speaks for nobody
+    if (failure) std::rethrow_exception(failure);
+    return;
+  }
+  mine.end(why, failure, is_a_peers);
   set_default_group(nullptr, 0);
   if (failure) group->abort(str_cat("rank ", rank, " ", why));
 }
@@ -136,6 +134,7 @@ void run_local(int world_size, const std::function<void(Group)>& f, LocalOptions
                  world_size);
   auto hub = std::make_shared<Hub>();
   hub->ends.resize(static_cast<size_t>(world_size));
+  options.timeout = bounded(options.timeout);
   const auto first = Segment::plain(SharedGroup::bytes_for(world_size));
   std::vector<std::unique_ptr<LocalPeers>> peers;
   for (int r = 0; r < world_size; ++r)
@@ -143,15 +142,31 @@ void run_local(int world_size, const std::function<void(Group)>& f, LocalOptions
 
   const Generator generator = default_generator();
   const int threads_each = std::max(1, get_num_threads() / world_size);
+  // No rank begins before all threads are there, and none begins when one is missing.
+  std::promise<bool> all_there;
+  const std::shared_future<bool> begin = all_there.get_future().share();
   std::vector<std::thread> threads;
-  for (auto& mine : peers)
-    threads.emplace_back([&, mine = std::move(mine)]() mutable {
-      default_generator() = generator;
-      set_num_threads(threads_each);
-      run_rank(std::move(mine), f, options);
-    });
-  for (std::thread& t : threads) t.join();
-  if (hub->cause) std::rethrow_exception(hub->cause);
+  std::string missing;
+  try {
+    for (auto& mine : peers)
+      threads.emplace_back([&, begin, mine = std::move(mine)]() mutable {
+        const LibraryThread counted;
+        if (!begin.get()) return;
+        default_generator() = generator;
+        set_num_threads(threads_each);
+        run_rank(std::move(mine), f, options);
+      });
+  } catch (const std::system_error&) {
+    missing = thread_limit_text(
+        str_cat("the thread of rank ", threads.size(), " of ", world_size));
+  }
+  all_there.set_value(missing.empty());
+  {
+    const LibraryThread waits;
+    for (std::thread& t : threads) t.join();
+  }
+  LOCKSTEP_CHECK(missing.empty(), DistError, "run_local: ", missing);
+  if (hub->first_failure) std::rethrow_exception(hub->first_failure);
 }
 
 }  // namespace lockstep::dist

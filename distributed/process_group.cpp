@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include <lockstep/distributed/deadline.h>
+#include <lockstep/distributed/overlap.h>
 #include <lockstep/distributed/shm/reduce.h>
 #include <lockstep/distributed/strided.h>
 #include <lockstep/tensor/node.h>
@@ -99,6 +101,36 @@ void check(const Collective& call) {
     check_writable(call.kind, t);
     t.storage().bump_version();  // saved copies notice
   }
+  LOCKSTEP_CHECK(call.outputs.size() < 2 || !share_elements(call.outputs), ValueError,
+                 name_of(call.kind),
+                 ": two outputs share memory, so one result would overwrite the other; pass tensors "
+                 "that do not overlap");
+}
+
+/// Whether input i and output o are the part that this rank gives to itself.
+bool is_own_part(CollectiveKind kind, size_t i, size_t o, size_t rank) {
+  const bool one_input = kind == CollectiveKind::all_gather || kind == CollectiveKind::gather;
+  const bool one_output = kind == CollectiveKind::reduce_scatter || kind == CollectiveKind::scatter;
+  return (one_input || i == rank) && (one_output || o == rank);
+}
+
+/// Backends write outputs while they still read inputs, so an input that an output overlaps is copied
+/// first. This rank's own part may stay in place: what is written there is what was read.
+void separate_inputs(Collective& call, int rank) {
+  if (call.kind == CollectiveKind::all_reduce || call.kind == CollectiveKind::reduce) return;
+  const NoGradGuard no_grad;
+  for (size_t i = 0; i < call.inputs.size(); ++i)
+    for (size_t o = 0; o < call.outputs.size(); ++o) {
+      Tensor& input = call.inputs[i];
+      if (!may_overlap(input, call.outputs[o])) continue;
+      if (is_own_part(call.kind, i, o, static_cast<size_t>(rank)) &&
+          is_same_view(input, call.outputs[o]))
+        continue;
+      Tensor copy = empty(input.shape(), {.dtype = input.dtype(), .device = input.device()});
+      copy.copy_(input.detach());
+      input = std::move(copy);
+      break;
+    }
 }
 
 /// `whole` as one part per rank: [size, ...part], or size times as many rows as a part has.
@@ -154,6 +186,8 @@ std::vector<Tensor> split_rows(std::string_view what, const Tensor& whole,
 WorkPtr ProcessGroup::begin(Collective call) {
   LOCKSTEP_CHECK(forbidden_.empty(), DistError, call.text(), ": ", forbidden_);
   check(call);
+  separate_inputs(call, rank());
+  call.options.timeout = bounded(call.options.timeout);
   return start(std::move(call));
 }
 
@@ -368,12 +402,14 @@ WorkPtr coalesced(std::vector<Tensor> tensors, Start start) {
 
 WorkPtr all_reduce_coalesced(ProcessGroup& group, std::vector<Tensor> tensors, ReduceOp op,
                              CollectiveOptions options) {
+  for (const Tensor& t : tensors) check_writable(CollectiveKind::all_reduce, t);
   return coalesced(std::move(tensors),
                    [&](const Tensor& packed) { return group.all_reduce(packed, op, options); });
 }
 
 WorkPtr broadcast_coalesced(ProcessGroup& group, std::vector<Tensor> tensors, int root,
                             CollectiveOptions options) {
+  for (const Tensor& t : tensors) check_writable(CollectiveKind::broadcast, t);
   return coalesced(std::move(tensors),
                    [&](const Tensor& packed) { return group.broadcast(packed, root, options); });
 }

@@ -44,8 +44,8 @@ LOCKSTEP_API std::string describe(CollectiveKind kind, ReduceOp reduce, DType dt
                                   const Shape& shape, int root);
 
 using Milliseconds = std::chrono::milliseconds;
-inline constexpr size_t kRecordBytes = 4096;  // of post()
-inline constexpr size_t kNoteBytes = 63;      // of note()
+inline constexpr size_t kRecordBytes = 64 << 10;  // of post()
+inline constexpr size_t kNoteBytes = 63;           // of note()
 
 struct CollectiveOptions {
   Milliseconds timeout{0};  // 0: the group's default (30 minutes)
@@ -66,7 +66,9 @@ struct CollectiveOptions {
 ///   send, recv       inputs {t}; outputs {t}. They match by pair of ranks, in order
 ///   barrier          nothing
 ///
-/// Tensors may be strided, empty or 0-d; outputs never overlap themselves. All have one dtype.
+/// Tensors may be strided, empty or 0-d. All have one dtype. Outputs overlap neither themselves nor each
+/// other, and inputs in one case only: this rank's own part, which an all_to_all, all_gather,
+/// reduce_scatter, gather or scatter moves from an input to an output, may be one view for both.
 struct LOCKSTEP_API Collective {
   CollectiveKind kind = CollectiveKind::barrier;
   ReduceOp reduce = ReduceOp::sum;
@@ -100,8 +102,8 @@ class LOCKSTEP_API Work {
   virtual std::vector<Tensor> result() const = 0;
   /// Blocks the host until the result is there; the same as wait() on a CPU.
   void synchronize() { wait(); }
-  /// Runs f once on the thread that finds this work complete, before anybody's wait() returns. Not
-  /// when it failed.
+  /// Runs f once on the thread that finds this work complete: before anybody's wait() returns, and
+  /// before is_completed() returns true for the first time after this call. Not when it failed.
   void then(std::function<void()> f);
 
  protected:
@@ -117,7 +119,9 @@ using WorkPtr = std::shared_ptr<Work>;
 
 /// All ranks must call the same collectives in the same order. Results are bitwise equal on all
 /// ranks and from run to run. Arguments that make no sense throw ShapeError, DTypeError, DeviceError
-/// or ValueError on the caller, at once; so does what a backend lacks (DistError).
+/// or ValueError on the caller, at once; so does what a backend lacks (DistError). Outputs may overlap
+/// inputs in any way, and not each other (ValueError). In a forked child every call but those of a
+/// group of one is a DistError, and nothing that the child does reaches the other ranks.
 class LOCKSTEP_API ProcessGroup {
  public:
   virtual ~ProcessGroup() = default;

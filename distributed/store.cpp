@@ -2,13 +2,14 @@
 // waits holds up no other.
 #include <lockstep/distributed/store.h>
 
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <thread>
 
+#include <lockstep/distributed/limits.h>
 #include <lockstep/distributed/store/client.h>
 
 namespace lockstep::dist {
@@ -23,11 +24,11 @@ namespace {
 constexpr auto kGrace = std::chrono::seconds(4);
 
 // One frame of at most `most` bytes.
-Transfer receive_frame(int socket, size_t most, Clock::time_point deadline, std::string& frame) {
+Io receive_frame(int socket, size_t most, Clock::time_point deadline, std::string& frame) {
   char head[4];
-  if (const Transfer t = receive_all(socket, head, deadline); t != Transfer::done) return t;
+  if (const Io t = receive_all(socket, head, deadline); t != Io::done) return t;
   const uint64_t length = Unpacker({head, sizeof head}).number(4);
-  if (length > most) return Transfer::closed;
+  if (length > most) return Io::closed;
   frame.resize(length);
   return receive_all(socket, frame, deadline);
 }
@@ -46,14 +47,15 @@ bool Store::Client::serve(const SocketAddress& where) {
 }
 
 Fd Store::Client::open(const SocketAddress& where, bool main, Milliseconds patience,
-                       Clock::time_point deadline, std::string& why, bool& refused) {
+                       Clock::time_point deadline, std::string& why, Knock& how) {
+  how = Knock::closed;
   const Clock::time_point soon = std::min(deadline, Clock::now() + patience);
   Fd socket = connect_to(where, soon, why);
   if (!socket) return {};
   char challenge[handshake::kChallengeBytes];
-  const Transfer heard = receive_all(socket.get(), challenge, soon);
+  const Io heard = receive_all(socket.get(), challenge, soon);
   const std::string server_nonce =
-      heard == Transfer::done ? handshake::nonce_of({challenge, sizeof challenge}) : std::string();
+      heard == Io::done ? handshake::nonce_of({challenge, sizeof challenge}) : std::string();
   if (server_nonce.empty()) {
     why = str_cat(where.text(), ": another program listens there");
     return {};
@@ -64,28 +66,31 @@ Fd Store::Client::open(const SocketAddress& where, bool main, Milliseconds patie
   const std::string client_nonce = handshake::new_nonce();
   std::string frame;
   const bool answered =
-      send_all(socket.get(), handshake::hello_frame(mine_, main, server_nonce, client_nonce),
-               later) == Transfer::done &&
-      receive_frame(socket.get(), store_wire::kMostGreetingBytes, later, frame) == Transfer::done;
+      send_all(socket.get(),
+               handshake::hello_frame(mine_, main, server_id_, server_nonce, client_nonce), later) == Io::done &&
+      receive_frame(socket.get(), store_wire::kMostGreetingBytes, later, frame) == Io::done;
   if (!answered) {
     why = str_cat(where.text(), ": it did not answer");
     return {};
   }
   const handshake::Answer answer =
       handshake::read_verdict(frame, mine_.token, server_nonce, client_nonce);
-  if (answer.verdict == handshake::Verdict::accepted) return socket;
+  if (answer.verdict == handshake::Verdict::accepted) {
+    if (main) server_id_ = answer.server;
+    return socket;
+  }
   LOCKSTEP_CHECK(answer.verdict != handshake::Verdict::rejected, DistError, "init: ", answer.text,
                  " (", where.text(), ")");
   why = str_cat(where.text(), ": ", answer.text);
-  refused = true;
+  how = answer.verdict == handshake::Verdict::met ? Knock::met : Knock::refused;
   return {};
 }
 
 Store::Client::Knock Store::Client::knock(const SocketAddress& where, Milliseconds patience,
                                           Clock::time_point deadline, std::string& why) {
-  bool refused = false;
-  Fd socket = open(where, true, patience, deadline, why, refused);
-  if (!socket) return refused ? Knock::refused : Knock::closed;
+  Knock how;
+  Fd socket = open(where, true, patience, deadline, why, how);
+  if (!socket) return how;
   server_address_ = where;
   local_address_ = SocketAddress::of_socket(socket.get());
   main_ = socket.get();
@@ -105,9 +110,10 @@ Fd Store::Client::take_connection(Clock::time_point deadline) {
   const std::string over = gone();
   LOCKSTEP_CHECK(over.empty(), DistError, "store: ", over);
   std::string why;
-  bool refused = false;
-  Fd one_more = open(server_address_, false, std::chrono::seconds(5), deadline, why, refused);
-  LOCKSTEP_CHECK(one_more || !refused, DistError, "store: cannot connect once more: ", why);
+  Knock how;
+  Fd one_more = open(server_address_, false, std::chrono::seconds(5), deadline, why, how);
+  LOCKSTEP_CHECK(one_more || how == Knock::closed, DistError,
+                 "store: cannot connect once more: ", why);
   if (!one_more) lose_server(Loss::silent);
   return one_more;
 }
@@ -142,7 +148,18 @@ void Store::Client::lose_server(Loss how) {
   fail<DistError>("store: ", gone());
 }
 
+void Store::Client::wait_for_answer(int connection, Clock::time_point deadline) {
+  for (;;) {
+    pollfd answer{connection, POLLIN, 0};
+    if (poll(&answer, 1, std::min(200, milliseconds_until(deadline))) > 0) return;
+    if (Clock::now() >= deadline) lose_server(Loss::silent);
+    const std::string over = gone();
+    LOCKSTEP_CHECK(over.empty(), DistError, "store: ", over);
+  }
+}
+
 Store::Client::Answer Store::Client::ask(StoreRequest request) {
+  check_here(origin_, "store");
   for (const std::string& key : request.keys)
     LOCKSTEP_CHECK(key.size() <= store_wire::kMostKeyBytes, DistError,
                    "store: a key has at most 1024 bytes, this one has ", key.size());
@@ -154,27 +171,16 @@ Store::Client::Answer Store::Client::ask(StoreRequest request) {
   LOCKSTEP_CHECK(frame.size() <= store_wire::kMostRequestBytes, DistError,
                  "store: the keys are too many and too long for one request, ", frame.size(),
                  " bytes");
-  // One thread serves all: when it owes an earlier answer, it will be as late with this one.
-  std::unique_lock lock(mutex_);
-  const auto pending = pending_.insert(Clock::now() + request.timeout + kGrace);
-  const Clock::time_point deadline = *pending_.begin();
-  lock.unlock();
-  const struct Settled {
-    Client& client;
-    std::multiset<Clock::time_point>::iterator which;
-    ~Settled() {
-      std::lock_guard guard(client.mutex_);
-      client.pending_.erase(which);
-    }
-  } settled{*this, pending};
+  const Clock::time_point deadline = deadline_after(request.timeout) + kGrace;
   Fd connection = take_connection(deadline);
   std::string answer;
-  Transfer moved = send_all(connection.get(), frame, deadline);
+  Io moved = send_all(connection.get(), frame, deadline);
   // A goodbye may lie there even when sending fails.
-  if (moved != Transfer::late)
+  if (moved == Io::done) wait_for_answer(connection.get(), deadline);
+  if (moved != Io::late)
     moved = receive_frame(connection.get(), store_wire::kMostReplyBytes, deadline, answer);
-  if (moved == Transfer::late) lose_server(Loss::silent);
-  if (moved == Transfer::closed) lose_server(Loss::died);
+  if (moved == Io::late) lose_server(Loss::silent);
+  if (moved == Io::closed) lose_server(Loss::died);
   Unpacker in(answer);
   const uint64_t kind = in.number(1);
   if (kind == static_cast<uint64_t>(Reply::bye)) lose_server(Loss::left);
@@ -186,12 +192,13 @@ Store::Client::Answer Store::Client::ask(StoreRequest request) {
 
 void Store::Client::tell(const StoreRequest& request) {
   constexpr auto kPatience = std::chrono::seconds(1);
+  check_here(origin_, "store");
   std::lock_guard lock(tell_mutex_);
   if (deaf_) return;
   if (!told_ && gone().empty()) try {
       std::string why;
-      bool refused = false;
-      told_ = open(server_address_, false, kPatience, Clock::now() + kPatience, why, refused);
+      Knock how;
+      told_ = open(server_address_, false, kPatience, Clock::now() + kPatience, why, how);
     } catch (const DistError&) {
       // It is rejected now; the same as refused.
     }
@@ -206,6 +213,10 @@ void Store::Client::tell(const StoreRequest& request) {
 }
 
 Store::Client::~Client() {
+  if (!origin_.is_here()) {
+    server_.release();  // its thread is the parent's
+    return;
+  }
   try {
     // The server must still hear it from this end: on the main connection, whose rank it is.
     StoreRequest goodbye{.op = Op::leave};
@@ -218,7 +229,7 @@ Store::Client::~Client() {
       ask(std::move(goodbye));
     }
   } catch (const Error&) {
-    // It has nobody to say it to.
+    // Without a server there is nobody to tell.
   }
 }
 
@@ -241,11 +252,12 @@ Store::Store(const StoreOptions& options)
                      options.rank >= 0 && options.rank < options.size,
                  ValueError, "store: got rank ", options.rank, " of ", options.size, ", port ",
                  options.port);
-  const Clock::time_point deadline = Clock::now() + options.timeout;
+  open_standard_descriptors();
+  const Clock::time_point deadline = deadline_after(options.timeout);
   SocketAddress where = resolve(options.address, options.port)[0];
   if (options.rank == 0) {
     LOCKSTEP_CHECK(client_->serve(where), DistError, "store: cannot listen at ", where.text(), ": ",
-                   std::strerror(errno));
+                   error_text(errno));
     where = client_->server()->address();
   }
   std::string why;
@@ -326,6 +338,20 @@ std::optional<std::string> Store::try_get(const std::string& key, Milliseconds t
   return std::string(in.text(store_wire::kMostValueBytes));
 }
 
+std::vector<std::optional<std::string>> Store::look_up(const std::vector<std::string>& keys) {
+  const auto answer = client_->ask({.op = Op::look_up, .keys = keys});
+  LOCKSTEP_CHECK(answer.kind == Reply::ok, DistError, "store: look_up: ", answer.body);
+  Unpacker in(answer.body);
+  std::vector<std::optional<std::string>> values(keys.size());
+  for (auto& value : values) {
+    const bool there = in.number(1) != 0;
+    const std::string_view text = in.text(store_wire::kMostValueBytes);
+    if (there) value = text;
+  }
+  LOCKSTEP_CHECK(in.done(), DistError, "store: ", where(), " answers what is no answer");
+  return values;
+}
+
 void Store::wait(const std::vector<std::string>& keys, Milliseconds timeout) {
   if (timeout.count() <= 0) timeout = client_->timeout();
   const auto answer =
@@ -355,6 +381,7 @@ std::string Store::Lost::text() const {
 }
 
 std::vector<Store::Lost> Store::lost() {
+  check_here(client_->origin(), "store: lost");
   std::vector<Lost> all;
   try {
     const auto answer = client_->ask({.op = Op::lost});
@@ -375,6 +402,8 @@ std::vector<Store::Lost> Store::lost() {
   }
   return all;
 }
+
+WaitBoard& Store::waits() { return client_->waits(); }
 
 void Store::expect_readers(Milliseconds at_most) {
   if (client_->server()) client_->server()->expect_readers(at_most);

@@ -18,6 +18,8 @@
 
 namespace lockstep::dist {
 
+class WaitBoard;
+
 struct StoreOptions {
   std::string address = "127.0.0.1";  // a name or a number
   int port = 0;                       // 0, for the rank that serves: any free one
@@ -28,9 +30,9 @@ struct StoreOptions {
   Milliseconds timeout = std::chrono::seconds(60);  // of connecting, and of calls that name none
 };
 
-/// Keys have at most 1 KiB, values 1 MiB, all together 64 MiB. Calls are thread-safe. They throw
-/// DistError with the address and the key when the time is over, when the server is gone, and when a
-/// limit is passed.
+/// Keys have at most 1 KiB, values 1 MiB, all together 64 MiB. Calls are thread-safe, and each has its
+/// own deadline. They throw DistError with the address and the key when the time is over, when the
+/// server is gone, and when a limit is passed; and in a forked child, always.
 class LOCKSTEP_API Store {
  public:
   /// Rank 0 serves and connects to itself; the others connect, and try again until the timeout.
@@ -66,6 +68,8 @@ class LOCKSTEP_API Store {
   /// Nothing when it is not there by then.
   std::optional<std::string> try_get(const std::string& key,
                                      Milliseconds timeout = Milliseconds(0));
+  /// What stands under each key now; nothing where it is not there.
+  std::vector<std::optional<std::string>> look_up(const std::vector<std::string>& keys);
   void wait(const std::vector<std::string>& keys, Milliseconds timeout = Milliseconds(0));
   /// Adds to a number, which is 0 when it is not there; returns the sum.
   int64_t add(const std::string& key, int64_t amount);
@@ -83,8 +87,11 @@ class LOCKSTEP_API Store {
     /// answer: ...".
     std::string text() const;
   };
-  /// Those that are gone, by rank. Does not throw: without its server it is rank 0 that is gone.
+  /// Those that are gone, by rank. Without its server it is rank 0 that is gone, and nothing is thrown.
   std::vector<Lost> lost();
+
+  /// Where ranks that are blocked in collectives look for deadlocks (store/wait_board.h).
+  WaitBoard& waits();
 
   /// At its end the server, if it is here, waits so long for the others to leave first: they may
   /// want to read what is in it.

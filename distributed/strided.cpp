@@ -13,7 +13,7 @@ bool has_overlap(const Tensor& t) {
 }
 
 StridedBytes::StridedBytes(const Tensor& t)
-    : data_(static_cast<std::byte*>(t.data_ptr())), element_(size_of(t.dtype())) {
+    : data_(static_cast<std::byte*>(t.data_ptr())), element_(size_of(t.dtype())), numel_(t.numel()) {
   const auto width = static_cast<int64_t>(element_);
   for (int i = 0; i < t.dim(); ++i) {
     if (t.shape()[i] == 1) continue;
@@ -27,30 +27,6 @@ StridedBytes::StridedBytes(const Tensor& t)
     }
   }
   if (dims_ == 1 && strides_[0] == width) dims_ = 0;
-}
-
-template <class Row>
-void StridedBytes::walk(int64_t first, int64_t count, Row row) const {
-  int64_t index[Shape::kMaxDims];
-  std::byte* p = data_;
-  for (int d = dims_ - 1; d >= 0; --d) {
-    index[d] = first % sizes_[d];
-    first /= sizes_[d];
-    p += index[d] * strides_[d];
-  }
-  const int last = dims_ - 1;
-  while (count > 0) {
-    const int64_t n = std::min(count, sizes_[last] - index[last]);
-    row(p, n);
-    count -= n;
-    p += n * strides_[last];
-    index[last] += n;
-    for (int d = last; d > 0 && index[d] == sizes_[d]; --d) {
-      p += strides_[d - 1] - sizes_[d] * strides_[d];
-      index[d] = 0;
-      ++index[d - 1];
-    }
-  }
 }
 
 namespace {

@@ -4,6 +4,8 @@
 // is waste).
 #include <lockstep/tensor/allocator.h>
 
+#include <pthread.h>
+
 #include <atomic>
 #include <bit>
 #include <cstdlib>
@@ -37,7 +39,12 @@ struct Cache {
 };
 /// Never destroyed: tensors in static variables may be freed after everything else.
 Cache& cache() {
-  static Cache* c = new Cache;
+  static Cache* c = [] {
+    // A child that is forked while another thread holds the mutex would wait for it for ever.
+    pthread_atfork([] { cache().mutex.lock(); }, [] { cache().mutex.unlock(); },
+                   [] { cache().mutex.unlock(); });
+    return new Cache;
+  }();
   return *c;
 }
 

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -18,6 +19,7 @@
 
 #include <lockstep/tensor/cpu/quota.h>
 #include <lockstep/tensor/error.h>
+#include <lockstep/tensor/process.h>
 
 namespace lockstep {
 namespace {
@@ -63,6 +65,8 @@ struct Job {
 
 class Pool {
  public:
+  bool is_here() const { return origin_.is_here(); }
+
   void run(Job& job) {
     const int helpers = job.helpers_wanted;
     {
@@ -88,6 +92,7 @@ class Pool {
   }
 
   void serve(std::stop_token stop) {
+    const LibraryThread counted;
     threads_of_this_thread = 1;
     std::unique_lock lock(mutex_);
     while (true) {
@@ -102,6 +107,7 @@ class Pool {
     }
   }
 
+  const Origin origin_;
   std::mutex mutex_;
   std::condition_variable_any wake_;
   std::condition_variable done_;
@@ -109,9 +115,22 @@ class Pool {
   std::vector<std::jthread> threads_;  // last: joined before the rest goes
 };
 
+// A forked child has none of its parent's threads: it leaves their pool as it is and makes its own.
+struct CurrentPool {
+  std::atomic<Pool*> pool{nullptr};
+  ~CurrentPool() {
+    if (Pool* last = pool.exchange(nullptr); last && last->is_here()) delete last;
+  }
+};
+
 Pool& pool() {
-  static Pool p;
-  return p;
+  static CurrentPool current;
+  Pool* known = current.pool.load();
+  while (!known || !known->is_here()) {
+    auto fresh = std::make_unique<Pool>();
+    if (current.pool.compare_exchange_strong(known, fresh.get())) return *fresh.release();
+  }
+  return *known;
 }
 
 }  // namespace

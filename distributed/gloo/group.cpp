@@ -21,20 +21,32 @@ void GlooWork::run() {
   std::exception_ptr error;
   try {
     session_->run(call_);
-  } catch (const std::exception&) {
+  } catch (...) {
     error = std::current_exception();
   }
-  std::lock_guard lock(mutex_);
+  // Dropped without the mutex: what a tensor's release function does is the user's.
   call_.call.inputs.clear();
   call_.call.outputs.clear();
+  std::lock_guard lock(mutex_);
   error_ = error;
   done_ = true;
   finished_.notify_all();
 }
 
 void GlooWork::wait(Milliseconds timeout) {
-  Clock::time_point deadline = call_.deadline;
-  if (timeout.count() > 0) deadline = std::min(deadline, Clock::now() + timeout);
+  session_->check_here(name_of(call_.call.kind));
+  wait_until(timeout.count() > 0 ? std::min(call_.deadline, deadline_after(timeout))
+                                 : call_.deadline);
+  if (error_) {
+    note_failed_peer();
+    std::rethrow_exception(error_);
+  }
+  run_then();
+}
+
+void GlooWork::wait_until(Clock::time_point deadline) {
+  if (done()) return;
+  BlockedStoreWait blocked(*session_->setup().store, session_->blocked_in(call_));
   std::unique_lock lock(mutex_);
   while (!done_) {
     const auto slice =
@@ -45,17 +57,17 @@ void GlooWork::wait(Milliseconds timeout) {
       session_->be_late();
     else
       session_->look();
+    try {
+      blocked.look();  // an end that it finds is in the store, where the session looks
+    } catch (const DistError&) {
+      // Without its store the session finds that rank 0 is gone.
+    }
     lock.lock();
   }
-  lock.unlock();
-  if (error_) {
-    note_failed_peer();
-    std::rethrow_exception(error_);
-  }
-  run_then();
 }
 
 bool GlooWork::is_completed() {
+  session_->check_here(name_of(call_.call.kind));
   if (!done()) {
     if (Clock::now() >= call_.deadline)
       session_->be_late();
@@ -77,7 +89,12 @@ std::exception_ptr GlooWork::exception() const {
 void Queue::push(std::shared_ptr<GlooWork> work) {
   std::lock_guard lock(mutex_);
   works_.push_back(std::move(work));
-  if (!thread_.joinable()) thread_ = quiet_thread([this] { run(); });
+  if (!thread_.joinable()) try {
+      thread_ = quiet_thread("a thread of backend gloo", [this] { run(); });
+    } catch (...) {
+      works_.pop_back();
+      throw;
+    }
   changed_.notify_all();
 }
 
@@ -113,16 +130,21 @@ void Queue::close(const std::function<void()>& idle) {
 // ---- the group ----
 
 GlooGroup::~GlooGroup() {
+  if (!session_->is_here()) {  // the threads of the queues are the parent's
+    for (auto& [which, queue] : queues_) queue.release();
+    return;
+  }
   try {
     if (std::uncaught_exceptions() > exceptions_at_birth_)
       abort("it was left by an exception" + failure_text());
     leave();
   } catch (...) {
-    // Nobody is left to hear of it.
+    // Without a store, or memory, there is no way to tell the other ranks.
   }
 }
 
 void GlooGroup::check_usable(std::string_view what) const {
+  session_->check_here(what);
   LOCKSTEP_CHECK(!destroyed_, DistError, what, ": the group was destroyed on this rank");
 }
 
@@ -133,19 +155,25 @@ WorkPtr GlooGroup::start(Collective call) {
   LOCKSTEP_CHECK(!model.defined() || model.device().is_cpu(), DeviceError, name_of(c.kind),
                  ": this group works on CPU tensors, got one on ", model.device(),
                  "; move it with to(Device{})");
+  check_usable(c.text());
   std::lock_guard lock(mutex_);
   const bool sends = c.kind == CollectiveKind::send;
-  const int queue = numbered.point_to_point() ? 2 * c.root + (sends ? 0 : 1) : -1;
-  numbered.sequence = ++sequences_[queue];
+  const int which = numbered.point_to_point() ? 2 * c.root + (sends ? 0 : 1) : -1;
+  uint64_t& count = sequences_[which];
+  numbered.sequence = count + 1;
   check_usable(numbered.text());
   numbered.timeout = c.options.timeout.count() > 0 ? c.options.timeout : session_->setup().timeout;
-  numbered.deadline = Clock::now() + numbered.timeout;
+  numbered.deadline = deadline_after(numbered.timeout);
   numbered.key = numbered.bare_text();
   if (numbered.point_to_point())  // the same on both sides
     numbered.key = str_cat(numbered.sequence, " from ", sends ? rank() : c.root, " to ",
                            sends ? c.root : rank(), " of ", model.dtype(), ' ', model.shape());
+  std::unique_ptr<Queue>& queue = queues_[which];
+  if (!queue) queue = std::make_unique<Queue>();
+  session_->count(numbered);
   auto work = std::make_shared<GlooWork>(session_, std::move(numbered));
-  queues_[queue].push(work);
+  queue->push(work);
+  ++count;  // at last: a call that failed before leaves this rank in step
   return work;
 }
 
@@ -184,16 +212,17 @@ std::shared_ptr<ProcessGroup> GlooGroup::new_group(const std::vector<int>& ranks
 }
 
 void GlooGroup::note(std::string_view text) {
-  if (!destroyed_) session_->note(text);
+  if (session_->is_here() && !destroyed_) session_->note(text);
 }
 
 void GlooGroup::abort(const std::string& text) {
-  if (left_) return;
+  if (!session_->is_here() || left_) return;
   const int job_rank = session_->setup().ranks[static_cast<size_t>(rank())];
   session_->abort(str_cat("aborted by rank ", job_rank, ": ", text));
 }
 
 void GlooGroup::destroy() {
+  if (!session_->is_here()) return;
   children_.destroy();
   leave();
 }
@@ -203,11 +232,30 @@ void GlooGroup::leave() {
     std::lock_guard lock(mutex_);
     if (destroyed_.exchange(true)) return;
   }
-  for (auto& [which, queue] : queues_) queue.close([this] { session_->look(); });
+  for (auto& [which, queue] : queues_) queue->close([this] { session_->look(); });
   session_->leave();
   left_ = true;
 }
 
+namespace {
+
+// A device has one thread.
+std::shared_ptr<gloo::transport::Device> make_device(const std::string& address) {
+  std::shared_ptr<gloo::transport::Device> device;
+  try {
+    with_signals_blocked([&] { device = gloo::transport::tcp::CreateDevice(address.c_str()); });
+  } catch (const std::exception& e) {
+    fail<DistError>("init: Gloo cannot listen at ", address, ": ", e.what());
+  }
+  count_library_threads(1);
+  gloo::transport::Device* raw = device.get();
+  return {raw, [device = std::move(device)](gloo::transport::Device*) mutable {
+            device.reset();
+            count_library_threads(-1);
+          }};
+}
+
+}  // namespace
 }  // namespace lockstep::dist::gloo_backend
 
 extern "C" LOCKSTEP_API std::shared_ptr<lockstep::dist::ProcessGroup> lockstep_gloo_group(
@@ -215,13 +263,8 @@ extern "C" LOCKSTEP_API std::shared_ptr<lockstep::dist::ProcessGroup> lockstep_g
   using namespace lockstep::dist;
   using namespace lockstep::dist::gloo_backend;
   if (setup.ranks.size() == 1) return std::make_shared<SingleGroup>();
-  std::shared_ptr<gloo::transport::Device> device;
-  try {
-    with_signals_blocked(
-        [&] { device = gloo::transport::tcp::CreateDevice(setup.address.c_str()); });
-  } catch (const std::exception& e) {
-    lockstep::fail<lockstep::DistError>("init: Gloo cannot listen at ", setup.address, ": ",
-                                        e.what());
-  }
-  return std::make_shared<GlooGroup>(std::make_shared<Session>(setup, std::move(device)));
+  return std::make_shared<GlooGroup>(
+      std::make_shared<Session>(setup, make_device(setup.address)));
 }
+
+extern "C" LOCKSTEP_API uint64_t lockstep_gloo_abi() { return lockstep::dist::gloo_abi(); }

@@ -30,6 +30,7 @@ class GlooWork final : public Work {
 
  private:
   bool done() const;
+  void wait_until(Clock::time_point deadline);
 
   std::shared_ptr<Session> session_;
   NumberedCall call_;
@@ -81,12 +82,13 @@ class GlooGroup final : public ProcessGroup {
 
   std::shared_ptr<Session> session_;
   std::mutex mutex_;
-  std::map<int, Queue> queues_;        // -1: collectives; else 2 * rank, + 1 for what comes
+  // -1: collectives; else 2 * rank, + 1 for what comes
+  std::map<int, std::unique_ptr<Queue>> queues_;
   std::map<int, uint64_t> sequences_;  // by queue
   int groups_ = 0;                     // made from this one
   Children children_;
   std::atomic<bool> destroyed_{false};  // from the beginning of its end
-  std::atomic<bool> left_{false};       // the others have heard goodbye
+  std::atomic<bool> left_{false};       // and it has said goodbye
   int exceptions_at_birth_ = std::uncaught_exceptions();
 };
 

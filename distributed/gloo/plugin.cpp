@@ -23,7 +23,9 @@ GlooFactory load() {
   const char* error = library ? nullptr : dlerror();
   LOCKSTEP_CHECK(library, DistError, "init: backend gloo cannot be loaded: ", error ? error : "?");
   void* factory = dlsym(library, kGlooFactory);
-  LOCKSTEP_CHECK(factory, DistError, "init: ", path.string(), " is of another version");
+  void* abi = dlsym(library, kGlooAbi);
+  LOCKSTEP_CHECK(factory && abi && reinterpret_cast<GlooAbi>(abi)() == gloo_abi(), DistError,
+                 "init: ", path.string(), " is of another version than liblockstep.so");
   return reinterpret_cast<GlooFactory>(factory);
 }
 

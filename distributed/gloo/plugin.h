@@ -1,4 +1,4 @@
-// The door to the gloo plug-in, liblockstep_gloo.so: loaded from beside liblockstep.so on first use,
+// How liblockstep.so reaches the gloo plug-in, liblockstep_gloo.so: loaded from beside liblockstep.so on first use,
 // so that the library itself does not need Gloo.
 #pragma once
 
@@ -51,5 +51,15 @@ std::shared_ptr<ProcessGroup> make_together(const GlooSetup& setup, bool member,
 /// What the plug-in exports under kGlooFactory. It takes the setup and returns a group.
 using GlooFactory = std::shared_ptr<ProcessGroup> (*)(GlooSetup&);
 inline constexpr const char* kGlooFactory = "lockstep_gloo_group";
+/// And under kGlooAbi a number that is gloo_abi() of the headers that it was compiled with.
+using GlooAbi = uint64_t (*)();
+inline constexpr const char* kGlooAbi = "lockstep_gloo_abi";
+constexpr uint64_t gloo_abi() {
+  uint64_t hash = 2;  // grows when a meaning changes and no size does
+  for (const size_t size : {sizeof(GlooSetup), sizeof(Collective), sizeof(ProcessGroup), sizeof(Work),
+                            sizeof(Tensor), sizeof(Shape), sizeof(DistError)})
+    hash = (hash ^ size) * 0x100000001B3;
+  return hash;
+}
 
 }  // namespace lockstep::dist

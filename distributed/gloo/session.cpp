@@ -1,8 +1,6 @@
 // Connecting, running, and finding out what went wrong.
 #include <lockstep/distributed/gloo/session.h>
 
-#include <signal.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <future>
@@ -17,10 +15,10 @@ namespace {
 
 constexpr Milliseconds kLookEvery(200);
 constexpr Milliseconds kOthersTime(1000);  // for the others' last calls
-// Before a rank's last call: whether it waited there until the deadline, or came after it.
+// Before a rank's last call: whether it timed out in it, or entered it after the timeout.
 const std::string kWaited = "w", kCame = "c";
 constexpr Milliseconds kReasonTime(2500);  // for a reason that somebody else is finding out
-constexpr Milliseconds kLastBreath(500);   // what a dead rank had sent may still complete a call
+constexpr Milliseconds kStillArrives(500);  // what a dead rank had sent may complete a call
 
 Milliseconds left_until(Clock::time_point deadline) {
   return std::max(std::chrono::ceil<Milliseconds>(deadline - Clock::now()), Milliseconds(1));
@@ -45,19 +43,6 @@ std::string left_key(std::string_view group, int job_rank) {
 
 }  // namespace
 
-void with_signals_blocked(const std::function<void()>& f) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    f();
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-}
-
 std::string NumberedCall::bare_text() const {
   return str_cat(call.text(), ", sequence number ", sequence);
 }
@@ -72,13 +57,14 @@ Session::Session(GlooSetup setup, std::shared_ptr<gloo::transport::Device> devic
     : setup_(std::move(setup)), device_(std::move(device)) {
   const char* debug = std::getenv("LOCKSTEP_DEBUG");
   compares_ = debug && std::string_view(debug) == "detail";
-  const Clock::time_point deadline = Clock::now() + setup_.join_timeout;
+  setup_.store->waits().count(setup_.name, 0);
+  const Clock::time_point deadline = deadline_after(setup_.join_timeout);
   context_ = std::make_shared<WatchedContext>(device_, rank(), size(), setup_.join_timeout);
 
   // Gloo blocks while it connects, so somebody else watches the others.
   std::promise<void> done;
   std::future<void> connected = done.get_future();
-  std::thread worker = quiet_thread([&] {
+  std::thread worker = quiet_thread("a thread of backend gloo", [&] {
     try {
       connect(deadline);
       done.set_value();
@@ -89,22 +75,32 @@ Session::Session(GlooSetup setup, std::shared_ptr<gloo::transport::Device> devic
   while (connected.wait_for(Milliseconds(50)) != std::future_status::ready) {
     look();
     if (Clock::now() > deadline + Milliseconds(500))
-      stop(str_cat("the ranks did not connect within ", setup_.join_timeout.count(), " ms"));
+      stop({Cause::late,
+            str_cat("the ranks did not connect within ", setup_.join_timeout.count(), " ms")});
   }
   worker.join();
   try {
     connected.get();
   } catch (const std::exception& e) {
-    std::string why = end();
-    if (why.empty()) {
+    Ending why = end();
+    if (why.text.empty()) {
       const Clock::time_point until = Clock::now() + kOthersTime;
       do {
         why = who_is_gone();
-      } while (why.empty() && Clock::now() < until &&
+      } while (why.text.empty() && Clock::now() < until &&
                (std::this_thread::sleep_for(Milliseconds(50)), true));
     }
-    fail<DistError>("gloo: connecting the ranks: ", conclude(why.empty() ? e.what() : why));
+    if (why.text.empty()) why.text = e.what();
+    why = conclude(why);
+    throw PeerError(why.cause, "gloo: connecting the ranks: " + why.text);
   }
+}
+
+// In a forked child the threads of Gloo, for whose end its destructors would wait, do not exist.
+Session::~Session() {
+  if (is_here()) return;
+  new std::shared_ptr(std::move(context_));
+  new std::shared_ptr(std::move(device_));
 }
 
 void Session::connect(Clock::time_point deadline) {
@@ -124,7 +120,8 @@ void Session::connect(Clock::time_point deadline) {
     std::optional<std::string> theirs;
     while (!(theirs = setup_.store->try_get(key("address", r), kLookEvery))) {
       transport.check();
-      if (const std::string why = why_nobody_comes(); !why.empty()) fail<DistError>(why);
+      if (const Ending why = why_nobody_comes(); !why.text.empty())
+        throw PeerError(why.cause, why.text);
       LOCKSTEP_CHECK(Clock::now() < deadline, DistError, "rank ", job_rank(r),
                      " did not come within ", setup_.join_timeout.count(), " ms");
     }
@@ -143,10 +140,11 @@ void Session::connect(Clock::time_point deadline) {
 // ---- one call ----
 
 void Session::run(const NumberedCall& call) {
-  const auto refuse = [&](const std::string& why) {
-    fail<DistError>(call.text(), ": ", why, "; last completed: ", last_completed_);
+  const auto refuse = [&](const Ending& why) {
+    throw PeerError(why.cause,
+                    str_cat(call.text(), ": ", why.text, "; last completed: ", last_completed_));
   };
-  if (const std::string over = end(); !over.empty()) refuse(over);
+  if (const Ending over = end(); !over.text.empty()) refuse(over);
   try {
     if (compares_ && !call.point_to_point()) compare(call);
     if (Clock::now() >= call.deadline) {
@@ -154,8 +152,8 @@ void Session::run(const NumberedCall& call) {
       context_->transport().check();
     }
     exchange(context_, call.call, tag_of(call.key), left_until(call.deadline));
-    // A root has sent what nobody may ever take, and a rank that gives to a root as well: they return
-    // when all have met in this call.
+    // A root, and a rank that sends to a root, would return although nobody may ever receive: they wait
+    // for all ranks.
     const CollectiveKind kind = call.call.kind;
     if (kind == CollectiveKind::broadcast || kind == CollectiveKind::reduce ||
         kind == CollectiveKind::gather || kind == CollectiveKind::scatter)
@@ -193,28 +191,57 @@ void Session::compare(const NumberedCall& call) {
   context_->transport().check();
 }
 
-// ---- the end ----
+// ---- deadlocks ----
 
-std::string Session::end() const {
-  std::lock_guard lock(mutex_);
-  return late_ ? std::string() : end_;
+namespace {
+// A send and the receive that takes it are counted apart: each waits for the other.
+std::string counted_as(const std::string& group, CollectiveKind kind, int from, int to) {
+  if (kind != CollectiveKind::send && kind != CollectiveKind::recv) return group;
+  return str_cat(group, "/", name_of(kind), " ", from, " ", to);
+}
+}  // namespace
+
+void Session::count(const NumberedCall& call) {
+  const bool sends = call.call.kind == CollectiveKind::send;
+  setup_.store->waits().count(
+      counted_as(setup_.name, call.call.kind, sends ? rank() : call.call.root,
+                 sends ? call.call.root : rank()),
+      call.sequence);
 }
 
-void Session::stop(const std::string& text) {
+BlockedCall Session::blocked_in(const NumberedCall& call) const {
+  BlockedCall blocked{setup_.name, call.sequence, setup_.ranks,
+                      str_cat(call.text(), ", of group \"", setup_.name, "\""), key("end")};
+  if (!call.point_to_point()) return blocked;
+  const bool sends = call.call.kind == CollectiveKind::send;
+  blocked.calls = counted_as(setup_.name, sends ? CollectiveKind::recv : CollectiveKind::send,
+                             sends ? rank() : call.call.root, sends ? call.call.root : rank());
+  blocked.ranks = {job_rank(call.call.root)};
+  return blocked;
+}
+
+// ---- the end ----
+
+Ending Session::end() const {
+  std::lock_guard lock(mutex_);
+  return late_ ? Ending() : end_;
+}
+
+void Session::stop(const Ending& why) {
   {
     std::lock_guard lock(mutex_);
-    if (end_.empty() || late_) end_ = text;
+    if (end_.text.empty() || late_) end_ = why;
     late_ = false;
   }
-  if (context_) context_->transport().stop(text);
+  if (context_) context_->transport().stop(why.text);
 }
 
 void Session::be_late() {
   {
     std::lock_guard lock(mutex_);
-    if (!end_.empty()) return;
+    if (!end_.text.empty()) return;
     late_ = true;
-    end_ = "late";  // until it is known who was
+    end_ = {Cause::late, "late"};  // until it is known who was
   }
   context_->transport().stop("late");
 }
@@ -222,15 +249,18 @@ void Session::be_late() {
 void Session::look() {
   {
     std::lock_guard lock(mutex_);
-    if (!end_.empty() || Clock::now() - looked_ < kLookEvery) return;
+    if (!end_.text.empty() || Clock::now() - looked_ < kLookEvery) return;
     looked_ = Clock::now();
   }
   try {
-    if (const auto why = setup_.store->try_get(key("end"))) return stop(*why);
+    if (const auto why = setup_.store->try_get(key("end"))) return stop(Ending::unpacked(*why));
   } catch (const DistError&) {
     // Without its store rank 0 is gone, which the next lines find.
   }
-  if (const std::string dead = who_died(kLastBreath); !dead.empty()) stop(dead + notes());
+  if (Ending dead = who_died(kStillArrives); !dead.text.empty()) {
+    dead.text += notes();
+    stop(dead);
+  }
 }
 
 // The others of this group that the store misses.
@@ -244,19 +274,21 @@ std::vector<Store::Lost> Session::lost() const {
 }
 
 // The first that died, at least so long ago.
-std::string Session::who_died(Milliseconds at_least) const {
+Ending Session::who_died(Milliseconds at_least) const {
   for (const Store::Lost& l : lost())
-    if (!l.left && (l.since >= at_least || l.pid == 0)) return l.text();
+    if (!l.left && (l.since >= at_least || l.pid == 0)) return {Cause::died, l.text()};
   return {};
 }
 
 // One that died, or else one that left.
-std::string Session::who_is_gone() const {
-  std::string gone = who_died(Milliseconds(0));
-  if (const auto left = lost(); gone.empty() && !left.empty()) gone = left.front().text();
-  for (int r = 0; r < size() && gone.empty(); ++r) {
+Ending Session::who_is_gone() const {
+  Ending gone = who_died(Milliseconds(0));
+  if (const auto left = lost(); gone.text.empty() && !left.empty())
+    gone = {Cause::left, left.front().text()};
+  for (int r = 0; r < size() && gone.text.empty(); ++r) {
     try {
-      if (r != rank() && has_left(r)) gone = str_cat("rank ", job_rank(r), " has left");
+      if (r != rank() && has_left(r))
+        gone = {Cause::left, str_cat("rank ", job_rank(r), " has left")};
     } catch (const DistError&) {
       break;
     }
@@ -264,7 +296,7 @@ std::string Session::who_is_gone() const {
   return gone;
 }
 
-// A rank that is done with this group, or with one that this was made from, does not come here any more.
+// A rank that has left this group, or one that this was made from, takes no further part here.
 bool Session::has_left(int r) const {
   for (std::string_view name = setup_.name; !name.empty(); name = parent_of(name))
     if (setup_.store->try_get(left_key(name, job_rank(r)))) return true;
@@ -272,15 +304,15 @@ bool Session::has_left(int r) const {
 }
 
 // While it connects: somebody is gone, or a group that this one is made from has ended.
-std::string Session::why_nobody_comes() const {
+Ending Session::why_nobody_comes() const {
   for (std::string_view name = parent_of(setup_.name); !name.empty(); name = parent_of(name))
-    if (const auto why = setup_.store->try_get(str_cat(name, "/end"))) return *why;
+    if (const auto why = setup_.store->try_get(str_cat(name, "/end"))) return Ending::unpacked(*why);
   return who_is_gone();
 }
 
-std::string Session::explain(const NumberedCall& call, const std::string& what) {
+Ending Session::explain(const NumberedCall& call, const std::string& what) {
   std::lock_guard one_at_a_time(explaining_);
-  if (const std::string known = end(); !known.empty()) return conclude(known);
+  if (const Ending known = end(); !known.text.empty()) return conclude(known);
   bool late;
   {
     std::lock_guard lock(mutex_);
@@ -290,14 +322,17 @@ std::string Session::explain(const NumberedCall& call, const std::string& what) 
   return conclude(diagnose(call, what, late));
 }
 
-std::string Session::diagnose(const NumberedCall& call, const std::string& what, bool late) {
+Ending Session::diagnose(const NumberedCall& call, const std::string& what, bool late) {
   std::map<int, std::string> others;
   try {
     setup_.store->set(key("last", rank()), (late ? kWaited : kCame) + call.bare_text());
     const Clock::time_point until = Clock::now() + (late ? kOthersTime : kReasonTime);
     do {
-      if (const auto why = setup_.store->try_get(key("end"))) return *why;
-      if (const std::string gone = who_is_gone(); !gone.empty()) return gone + notes();
+      if (const auto why = setup_.store->try_get(key("end"))) return Ending::unpacked(*why);
+      if (Ending gone = who_is_gone(); !gone.text.empty()) {
+        gone.text += notes();
+        return gone;
+      }
       for (int r = 0; r < size() && late; ++r) {
         if (r == rank() || others.contains(r)) continue;
         if (const auto theirs = setup_.store->try_get(key("last", r))) others[r] = *theirs;
@@ -306,14 +341,17 @@ std::string Session::diagnose(const NumberedCall& call, const std::string& what,
       std::this_thread::sleep_for(Milliseconds(30));
     } while (Clock::now() < until);
   } catch (const DistError& e) {
-    const std::string gone = who_is_gone();
-    return gone.empty() ? e.what() : gone;
+    const Ending gone = who_is_gone();
+    return gone.text.empty() ? Ending{Cause::other, e.what()} : gone;
   }
-  return late ? disagreement(call, others) + notes() : what;
+  if (!late) return {Cause::other, what};
+  Ending why = disagreement(call, others);
+  why.text += notes();
+  return why;
 }
 
-std::string Session::disagreement(const NumberedCall& call,
-                                  const std::map<int, std::string>& others) const {
+Ending Session::disagreement(const NumberedCall& call,
+                             const std::map<int, std::string>& others) const {
   std::string calls, absent, slow;
   int missing = 0, slower = 0;
   bool differ = false;
@@ -330,8 +368,8 @@ std::string Session::disagreement(const NumberedCall& call,
       slow += str_cat(slower++ ? ", " : "", job_rank(r));
   }
   if (differ && !call.point_to_point())
-    return str_cat("ranks disagree", calls,
-                   "; all ranks must call the same collectives in the same order");
+    return {Cause::disagree, str_cat("ranks disagree", calls,
+                                     "; all ranks must call the same collectives in the same order")};
   if (!differ) calls.clear();
   const auto named = [](int count, const std::string& list) {
     return str_cat(count > 1 ? "ranks " : "rank ", list);
@@ -339,24 +377,25 @@ std::string Session::disagreement(const NumberedCall& call,
   const std::string waited = str_cat(" within ", call.timeout.count(), " ms (rank ",
                                      job_rank(rank()), " waited in ", call.text(), ")");
   if (missing == 0)
-    return str_cat(
-        slower ? named(slower, slow) + " did not arrive" : "all ranks arrived but not all finished",
-        waited, calls);
+    return {Cause::late, str_cat(slower ? named(slower, slow) + " did not arrive"
+                                        : "all ranks arrived but not all finished",
+                                 waited, calls)};
   const std::string who = named(missing, absent);
   // Of these a rank may be done before the others have begun.
   const CollectiveKind kind = call.call.kind;
   const bool all_wait = kind == CollectiveKind::all_reduce || kind == CollectiveKind::all_gather ||
                         kind == CollectiveKind::reduce_scatter ||
                         kind == CollectiveKind::all_to_all || kind == CollectiveKind::barrier;
-  return all_wait ? str_cat(who, " did not arrive", waited)
-                  : str_cat("no word from ", who, ", late or done with it,", waited, calls);
+  return {Cause::late, all_wait
+                           ? str_cat(who, " did not arrive", waited)
+                           : str_cat("no word from ", who, ", late or done with it,", waited, calls)};
 }
 
 // The first reason that any rank found stands for all.
-std::string Session::conclude(const std::string& text) {
-  std::string stands = text;
+Ending Session::conclude(const Ending& why) {
+  Ending stands = why;
   try {
-    stands = setup_.store->set_once(key("end"), text);
+    stands = Ending::unpacked(setup_.store->set_once(key("end"), why.packed()));
   } catch (const DistError&) {
     // Then it stands here alone.
   }
@@ -367,7 +406,7 @@ std::string Session::conclude(const std::string& text) {
   return stands;
 }
 
-void Session::abort(const std::string& text) { conclude(text); }
+void Session::abort(const std::string& text) { conclude({Cause::aborted, text}); }
 
 void Session::note(std::string_view text) {
   leave_note(*setup_.store, setup_.name, job_rank(rank()), text);
@@ -377,7 +416,7 @@ std::string Session::notes() const { return read_notes(*setup_.store, setup_.nam
 
 void Session::leave() noexcept {
   try {
-    if (end().empty()) setup_.store->set(left_key(setup_.name, job_rank(rank())), "1");
+    if (end().text.empty()) setup_.store->set(left_key(setup_.name, job_rank(rank())), "1");
   } catch (const Error&) {
     // The store is gone, and with it whoever would have read this.
   }

@@ -8,12 +8,14 @@
 #include <string>
 #include <thread>
 
+#include <lockstep/distributed/deadline.h>
 #include <lockstep/distributed/gloo/plugin.h>
 #include <lockstep/distributed/gloo/watched.h>
+#include <lockstep/distributed/peer_error.h>
+#include <lockstep/distributed/quiet_thread.h>
+#include <lockstep/distributed/store/wait_board.h>
 
 namespace lockstep::dist::gloo_backend {
-
-using Clock = std::chrono::steady_clock;
 
 /// A call as this rank makes it.
 struct NumberedCall {
@@ -36,6 +38,11 @@ class Session {
  public:
   /// Connects; a collective call.
   Session(GlooSetup setup, std::shared_ptr<gloo::transport::Device> device);
+  ~Session();
+  Session(const Session&) = delete;
+  /// False in a forked child.
+  bool is_here() const { return origin_.is_here(); }
+  void check_here(std::string_view what) const { dist::check_here(origin_, what); }
 
   const GlooSetup& setup() const { return setup_; }
   const std::shared_ptr<gloo::transport::Device>& device() const { return device_; }
@@ -49,57 +56,49 @@ class Session {
   /// A deadline passed while somebody waited.
   void be_late();
   void abort(const std::string& text);
+  /// This rank has begun a call.
+  void count(const NumberedCall& call);
+  /// For the search for deadlocks: what this rank waits for when it waits for a call.
+  BlockedCall blocked_in(const NumberedCall& call) const;
   /// What the others' errors shall say of this rank.
   void note(std::string_view text);
   /// Tells the others that this rank is done, and closes its connections. No call may be under way.
   void leave() noexcept;
-  /// Why nothing works any more; empty while it does.
-  std::string end() const;
+  /// Why nothing works any more; its text is empty while it does.
+  Ending end() const;
 
  private:
   void connect(Clock::time_point deadline);
   void compare(const NumberedCall& call);
-  std::string explain(const NumberedCall& call, const std::string& what);
-  std::string diagnose(const NumberedCall& call, const std::string& what, bool late);
+  Ending explain(const NumberedCall& call, const std::string& what);
+  Ending diagnose(const NumberedCall& call, const std::string& what, bool late);
   std::vector<Store::Lost> lost() const;
-  std::string who_died(Milliseconds at_least) const;
-  std::string who_is_gone() const;
+  Ending who_died(Milliseconds at_least) const;
+  Ending who_is_gone() const;
   bool has_left(int rank) const;
-  std::string why_nobody_comes() const;
-  std::string disagreement(const NumberedCall& call,
+  Ending why_nobody_comes() const;
+  Ending disagreement(const NumberedCall& call,
                            const std::map<int, std::string>& others) const;
   std::string notes() const;
-  std::string conclude(const std::string& text);
-  void stop(const std::string& text);
+  Ending conclude(const Ending& why);
+  void stop(const Ending& why);
   std::string key(std::string_view what) const { return str_cat(setup_.name, "/", what); }
   std::string key(std::string_view what, int rank) const {
     return str_cat(setup_.name, "/", what, "/", rank);
   }
   int job_rank(int rank) const { return setup_.ranks[static_cast<size_t>(rank)]; }
 
+  Origin origin_;
   GlooSetup setup_;
   std::shared_ptr<gloo::transport::Device> device_;
   std::shared_ptr<WatchedContext> context_;
   bool compares_;  // LOCKSTEP_DEBUG=detail
   mutable std::mutex mutex_;
   std::mutex explaining_;
-  std::string end_, last_completed_ = "nothing";
+  Ending end_;
+  std::string last_completed_ = "nothing";
   bool late_ = false;
   Clock::time_point looked_{};
 };
-
-/// A thread that takes no signals: a broken connection must not kill the process by SIGPIPE, and the
-/// program's handlers are for the program's threads.
-template <class F>
-std::thread quiet_thread(F f);
-/// Runs f, on this thread, with all signals blocked; threads that it starts inherit that.
-void with_signals_blocked(const std::function<void()>& f);
-
-template <class F>
-std::thread quiet_thread(F f) {
-  std::thread thread;
-  with_signals_blocked([&] { thread = std::thread(std::move(f)); });
-  return thread;
-}
 
 }  // namespace lockstep::dist::gloo_backend

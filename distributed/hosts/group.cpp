@@ -56,18 +56,24 @@ void scale_tensor(const Tensor& t, double factor) {
 
 HostGroup::HostGroup(HostParts parts) : parts_(std::move(parts)) {
   for (const auto& host : parts_.hosts) size_ += static_cast<int>(host.size());
-  engine_ = std::make_shared<HostEngine>([this](const std::string& text, bool within_host) {
-    return tell_everybody(text, within_host);
-  });
+  std::vector<int> all;
+  for (int r = 0; r < size_; ++r) all.push_back(r);
+  engine_ = HostEngine::make({.store = parts_.store,
+                              .name = parts_.leaders_name,
+                              .ranks = std::move(all),
+                              .tell = [this](Ending why, bool within_host) {
+                                return tell_everybody(std::move(why), within_host);
+                              }});
 }
 
 HostGroup::~HostGroup() {
+  if (!engine_->is_here()) return;
   try {
     if (std::uncaught_exceptions() > exceptions_at_birth_)
       abort("it was left by an exception" + failure_text());
     flush();  // the parts say goodbye when they go
   } catch (...) {
-    // Nobody is left to hear of it.
+    // Without a store, or memory, there is no way to tell the other ranks.
   }
 }
 
@@ -81,9 +87,10 @@ int HostGroup::host_of(int rank) const {
 }
 
 void HostGroup::check_usable(std::string_view what) const {
+  engine_->check_here(what);
   LOCKSTEP_CHECK(!destroyed_, DistError, what, ": the group was destroyed on this rank");
-  const std::string end = engine_->end();
-  LOCKSTEP_CHECK(end.empty(), DistError, what, ": ", end);
+  const Ending end = engine_->end();
+  if (!end.text.empty()) throw PeerError(end.cause, str_cat(what, ": ", end.text));
 }
 
 // ---- plans ----
@@ -280,7 +287,7 @@ void HostGroup::compare(const Collective& call) {
                    "collectives in the same order");
   };
   engine_->issue(std::make_shared<HostOperation>(engine_, std::move(stages), std::move(asked),
-                                                 sequence_, timeout_of(call)));
+                                                 sequence_ + 1, timeout_of(call)));
 }
 
 Milliseconds HostGroup::timeout_of(const Collective& call) const {
@@ -298,6 +305,7 @@ WorkPtr HostGroup::start(Collective call) {
     check_usable("all_to_all");
     return flat()->start(std::move(call));
   }
+  check_usable(call.text());
   HostPlan stages = plan(call);
   const bool composed = call.kind == CollectiveKind::reduce ||
                         call.kind == CollectiveKind::reduce_scatter ||
@@ -305,10 +313,10 @@ WorkPtr HostGroup::start(Collective call) {
   const Milliseconds timeout = timeout_of(call);
   const Collective asked = call;
   auto operation = std::make_shared<HostOperation>(engine_, std::move(stages), std::move(call),
-                                                   ++sequence_, timeout);
-  check_usable(operation->text());
+                                                   sequence_ + 1, timeout);
   if (composed) compare(asked);
   engine_->issue(operation);
+  ++sequence_;  // at last: a call that failed before leaves this rank in step
   return operation;
 }
 
@@ -324,6 +332,7 @@ GlooSetup HostGroup::gloo_setup(std::string name) const {
 }
 
 std::shared_ptr<ProcessGroup> HostGroup::flat() {
+  std::lock_guard lock(flat_mutex_);
   if (flat_) return flat_;
   GlooSetup setup = gloo_setup(str_cat(parts_.leaders_name, "/flat"));
   for (int r = 0; r < size_; ++r) setup.ranks.push_back(r);
@@ -363,7 +372,7 @@ Ref<Storage> HostGroup::allocate(size_t bytes) {
 }
 
 void HostGroup::note(std::string_view text) {
-  if (!destroyed_) leave_note(*parts_.store, notes_name(), rank(), text);
+  if (engine_->is_here() && !destroyed_) leave_note(*parts_.store, notes_name(), rank(), text);
 }
 
 std::string HostGroup::notes() const {
@@ -373,51 +382,58 @@ std::string HostGroup::notes() const {
 }
 
 void HostGroup::progress() {
+  engine_->check_here("progress");
   if (parts_.gather) parts_.gather->progress();
   engine_->advance();
 }
 
 // An end that this rank has found: the others of this host hear of it through shared memory, the
 // other leaders through the store. What died is named as the whole job counts.
-std::string HostGroup::tell_everybody(const std::string& text, bool within_host) {
-  std::string why = text;
-  // The store may notice a death a moment later than a neighbour does.
-  const bool death = text.find("died") != std::string::npos;
-  const auto until = std::chrono::steady_clock::now() + Milliseconds(500);
-  do {
-    for (const Store::Lost& lost : parts_.store->lost())
-      if (!lost.left && lost.rank != rank()) why = lost.text();
-    if (why == text && death) std::this_thread::sleep_for(Milliseconds(10));
-  } while (death && why == text && std::chrono::steady_clock::now() < until);
-  constexpr std::string_view kNote = " [counted within a host, where";
-  if (why == text && within_host && here().back() >= ranks_here() &&
-      text.find(kNote) == std::string::npos) {
-    why += kNote;
-    for (int place = 0; place < ranks_here(); ++place)
-      why += str_cat(place ? ", " : " ", "rank ", place, " is rank ",
-                     here()[static_cast<size_t>(place)]);
-    why += "]";
-  }
-  // Not to what has been told to everybody, and not to what somebody wanted.
-  const std::string said = why.find("aborted by") == std::string::npos ? notes() : std::string();
-  if (why.find(said) == std::string::npos) why += said;
+Ending HostGroup::tell_everybody(Ending why, bool within_host) {
+  // An abort is what another rank of this host has told, or what the user wanted: it is told as it is.
+  if (why.cause != Cause::aborted) complete_ending(why, within_host);
   try {
-    parts_.store->set_once(str_cat(parts_.leaders_name, "/end"), why);
+    parts_.store->set_once(str_cat(parts_.leaders_name, "/end"), why.packed());
   } catch (const DistError&) {
-    // Without the store the closed connections must do.
+    // Without a store the other leaders see closed connections.
   }
   parts_.store->expect_readers();
   for (const auto& group : {parts_.gather, parts_.spread, parts_.leaders, flat_})
-    if (group) group->abort(why);
+    if (group) group->abort(why.text);
   return why;
 }
 
+// To an end that this rank has found: who died, as the job counts, and what the ranks' notes say.
+void HostGroup::complete_ending(Ending& why, bool within_host) const {
+  // The store may notice a death a moment later than a neighbour does.
+  const Clock::time_point until = Clock::now() + Milliseconds(why.cause == Cause::died ? 500 : 0);
+  bool known = false;
+  do {
+    for (const Store::Lost& lost : parts_.store->lost())
+      if (!lost.left && lost.rank != rank()) {
+        why.text = lost.text();
+        known = true;
+      }
+    if (known) break;
+    std::this_thread::sleep_for(Milliseconds(10));
+  } while (Clock::now() < until);
+  if (!known && within_host && here().back() >= ranks_here()) {
+    why.text += " [counted within a host, where";
+    for (int place = 0; place < ranks_here(); ++place)
+      why.text += str_cat(place ? ", " : " ", "rank ", place, " is rank ",
+                          here()[static_cast<size_t>(place)]);
+    why.text += "]";
+  }
+  if (const std::string said = notes(); why.text.find(said) == std::string::npos) why.text += said;
+}
+
 void HostGroup::abort(const std::string& text) {
-  if (left_) return;
-  engine_->fail(str_cat("aborted by rank ", rank(), ": ", text));
+  if (!engine_->is_here() || left_) return;
+  engine_->fail({Cause::aborted, str_cat("aborted by rank ", rank(), ": ", text)});
 }
 
 void HostGroup::destroy() {
+  if (!engine_->is_here()) return;
   children_.destroy();
   flush();
   for (const auto& group : {parts_.gather, parts_.spread, parts_.leaders, flat_})
@@ -425,7 +441,7 @@ void HostGroup::destroy() {
 }
 
 void HostGroup::flush() {
-  if (std::exchange(destroyed_, true)) return;
+  if (destroyed_.exchange(true)) return;
   engine_->flush();
   left_ = true;
   log_info(str_cat("rank ", rank(), " sent ", traffic_.shm, " bytes by shm, ", traffic_.gloo,

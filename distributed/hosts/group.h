@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <mutex>
 
 #include <lockstep/distributed/children.h>
 #include <lockstep/distributed/gloo/plugin.h>
@@ -60,7 +61,8 @@ class LOCKSTEP_API HostGroup final : public ProcessGroup {
   void flush();
   std::string notes_name() const { return parts_.leaders_name + "/all"; }
   std::string notes() const;
-  std::string tell_everybody(const std::string& text, bool within_host);
+  Ending tell_everybody(Ending why, bool within_host);
+  void complete_ending(Ending& why, bool within_host) const;
   std::shared_ptr<ProcessGroup> flat();
   GlooSetup gloo_setup(std::string name) const;
 
@@ -79,13 +81,14 @@ class LOCKSTEP_API HostGroup final : public ProcessGroup {
   HostParts parts_;
   int size_ = 0;
   std::shared_ptr<HostEngine> engine_;
+  std::mutex flat_mutex_;
   std::shared_ptr<ProcessGroup> flat_;
   uint64_t sequence_ = 0;
   int child_count_ = 0, groups_ = 0;
   Children children_;
   Traffic traffic_;
-  bool destroyed_ = false;         // from the beginning of its end
-  std::atomic<bool> left_{false};  // the others have heard goodbye
+  std::atomic<bool> destroyed_{false};  // from the beginning of its end
+  std::atomic<bool> left_{false};       // and all its work is done
   int exceptions_at_birth_ = std::uncaught_exceptions();
 };
 

@@ -1,4 +1,4 @@
-// Who is where.
+// Groups the ranks by host, and builds the two-level group.
 #include <lockstep/distributed/hosts/meeting.h>
 
 #include <unistd.h>
@@ -10,6 +10,7 @@
 #include <lockstep/distributed/log.h>
 #include <lockstep/distributed/shm/rendezvous.h>
 #include <lockstep/distributed/shm/shared_group.h>
+#include <lockstep/distributed/single_group.h>
 #include <lockstep/distributed/store/socket.h>
 
 namespace lockstep::dist {
@@ -31,7 +32,7 @@ std::string host_id(const Environment& env) {
 std::vector<std::string> exchange(Store& store, const std::string& what, const std::string& mine,
                                   Milliseconds timeout) {
   store.set(str_cat(what, "/", store.rank()), mine);
-  const Clock::time_point deadline = Clock::now() + timeout;
+  const Clock::time_point deadline = deadline_after(timeout);
   std::vector<std::string> all;
   while (static_cast<int>(all.size()) < store.size()) {
     if (auto next = store.try_get(str_cat(what, "/", all.size()), Milliseconds(200))) {
@@ -63,7 +64,7 @@ void together(Store& store, const std::string& what, Milliseconds timeout,
 // The address at which the other ranks reach this host: the one that reached rank 0. A rank beside
 // rank 0 may have come by loopback; then rank 0 knows better.
 std::string reachable_address(Store& store, const Environment& env, Milliseconds timeout) {
-  if (env.one_host) return "127.0.0.1";
+  if (env.one_host) return loopback_address(0).host();
   const std::string mine = store.local_address();
   const std::string first = exchange(store, "address", mine, timeout)[0];
   return resolve(mine, 0)[0].is_loopback() ? first : mine;
@@ -72,6 +73,7 @@ std::string reachable_address(Store& store, const Environment& env, Milliseconds
 }  // namespace
 
 std::shared_ptr<ProcessGroup> make_flat_group(const Environment& env, const InitOptions& options) {
+  if (env.size == 1) return std::make_shared<SingleGroup>();
   const auto store = meet(env, options.join_timeout);
   GlooSetup setup{.store = store,
                   .name = "gloo",
@@ -85,6 +87,7 @@ std::shared_ptr<ProcessGroup> make_flat_group(const Environment& env, const Init
 }
 
 std::shared_ptr<ProcessGroup> make_host_group(const Environment& env, const InitOptions& options) {
+  if (env.size == 1) return std::make_shared<SingleGroup>();
   const Milliseconds timeout = options.join_timeout;
   HostParts parts;
   parts.store = meet(env, timeout);

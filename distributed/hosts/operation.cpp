@@ -5,10 +5,41 @@
 #include <thread>
 
 #include <lockstep/distributed/failure_note.h>
+#include <lockstep/distributed/store.h>
 
 namespace lockstep::dist {
 
-using Clock = std::chrono::steady_clock;
+namespace {
+
+// The engines of this process's groups. A rank that waits in one group must advance the others' stages
+// too, or a rank that waits for those would wait for ever.
+struct Engines {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<HostEngine>> all;
+};
+Engines& engines() {
+  static Engines* e = new Engines;  // outlives every static that might use it
+  return *e;
+}
+
+std::vector<std::shared_ptr<HostEngine>> other_engines(const HostEngine* than) {
+  std::lock_guard lock(engines().mutex);
+  std::vector<std::shared_ptr<HostEngine>> others;
+  std::erase_if(engines().all, [](const auto& e) { return e.expired(); });
+  for (const auto& weak : engines().all)
+    if (auto engine = weak.lock(); engine && engine.get() != than && engine->is_here())
+      others.push_back(std::move(engine));
+  return others;
+}
+
+}  // namespace
+
+std::shared_ptr<HostEngine> HostEngine::make(Group group) {
+  auto engine = std::shared_ptr<HostEngine>(new HostEngine(std::move(group)));
+  std::lock_guard lock(engines().mutex);
+  engines().all.push_back(engine);
+  return engine;
+}
 
 HostOperation::HostOperation(std::shared_ptr<HostEngine> engine, HostPlan plan, Collective call,
                              uint64_t sequence, Milliseconds timeout)
@@ -17,7 +48,7 @@ HostOperation::HostOperation(std::shared_ptr<HostEngine> engine, HostPlan plan, 
       call_(std::move(call)),
       outputs_(call_.outputs),
       sequence_(sequence),
-      deadline_(Clock::now() + timeout) {}
+      deadline_(deadline_after(timeout)) {}
 
 bool HostOperation::Stage::look() {
   if (done || !started) return done;
@@ -42,8 +73,9 @@ void HostOperation::forget() {
 }
 
 void HostOperation::wait(Milliseconds timeout) {
+  engine_->check_here(name_of(call_.kind));
   engine_->wait_for(*this,
-                    timeout.count() > 0 ? std::min(deadline_, Clock::now() + timeout) : deadline_);
+                    timeout.count() > 0 ? std::min(deadline_, deadline_after(timeout)) : deadline_);
   if (error_) {
     note_failed_peer();
     std::rethrow_exception(error_);
@@ -52,9 +84,15 @@ void HostOperation::wait(Milliseconds timeout) {
 }
 
 bool HostOperation::is_completed() {
+  engine_->check_here(name_of(call_.kind));
   engine_->advance();
-  std::lock_guard lock(engine_->mutex_);
-  return over_;
+  {
+    std::lock_guard lock(engine_->mutex_);
+    if (!over_) return false;
+    if (error_) return true;
+  }
+  run_then();
+  return true;
 }
 
 std::exception_ptr HostOperation::exception() const {
@@ -64,8 +102,10 @@ std::exception_ptr HostOperation::exception() const {
 
 void HostEngine::issue(const std::shared_ptr<HostOperation>& operation) {
   std::lock_guard lock(mutex_);
-  LOCKSTEP_CHECK(end_.empty(), DistError, operation->text(), ": ", end_,
-                 "; last completed: ", last_completed_);
+  if (!end_.text.empty())
+    throw PeerError(end_.cause, str_cat(operation->text(), ": ", end_.text,
+                                        "; last completed: ", last_completed_));
+  group_.store->waits().count(group_.name, operation->sequence_);
   operation->gather_.started = true;
   if (operation->plan_.gather) operation->gather_.work = operation->plan_.gather();
   operations_.push_back(operation);
@@ -73,8 +113,13 @@ void HostEngine::issue(const std::shared_ptr<HostOperation>& operation) {
 }
 
 void HostEngine::advance() {
-  std::lock_guard lock(mutex_);
-  advance_locked();
+  {
+    std::lock_guard lock(mutex_);
+    advance_locked();
+  }
+  // One that another thread is advancing needs nobody else.
+  for (const auto& engine : other_engines(this))
+    if (std::unique_lock lock(engine->mutex_, std::try_to_lock); lock) engine->advance_locked();
 }
 
 void HostEngine::advance_locked() {
@@ -103,39 +148,52 @@ void HostEngine::advance_locked() {
         op->forget();
       }
     }
-  } catch (const Error& e) {
-    return fail(e.what(), within_host);
+  } catch (const std::exception& e) {
+    return fail_by(e, within_host);
   }
   std::erase_if(operations_, [](const auto& op) { return op->over_; });
 }
 
-void HostEngine::fail(const std::string& text, bool within_host) {
+void HostEngine::fail_by(const std::exception& error, bool within_host) {
+  const auto* of_peer = dynamic_cast<const PeerError*>(&error);
+  fail({of_peer ? of_peer->cause() : Cause::other, error.what()}, within_host);
+}
+
+void HostEngine::fail(const Ending& why, bool within_host) {
   std::lock_guard lock(mutex_);
-  if (end_.empty()) end_ = tell_(text, within_host);
+  if (end_.text.empty()) end_ = group_.tell(why, within_host);
   for (const auto& op : operations_) {
     if (op->over_) continue;
-    op->error_ = std::make_exception_ptr(
-        DistError(str_cat(op->text(), ": ", end_, "; last completed: ", last_completed_)));
+    op->error_ = std::make_exception_ptr(PeerError(
+        end_.cause, str_cat(op->text(), ": ", end_.text, "; last completed: ", last_completed_)));
     op->over_ = true;
     op->forget();
   }
   operations_.clear();
 }
 
-std::string HostEngine::end() const {
+Ending HostEngine::end() const {
   std::lock_guard lock(mutex_);
   return end_;
 }
 
+BlockedCall HostEngine::blocked_in(const HostOperation& operation) const {
+  return {group_.name, operation.sequence_, group_.ranks,
+          str_cat(operation.text(), ", of group \"", group_.name, "\""), group_.name + "/end"};
+}
+
 void HostEngine::wait_for(HostOperation& operation, Clock::time_point deadline) {
+  BlockedStoreWait blocked(*group_.store, blocked_in(operation));
+  constexpr Milliseconds kLookEvery(200);
+  Clock::time_point next_look = Clock::now() + kLookEvery;
   auto pause = std::chrono::microseconds(20);
   for (;;) {
+    advance();
     WorkPtr work;
     bool crosses = false;
     Clock::time_point until = deadline;
     {
       std::lock_guard lock(mutex_);
-      advance_locked();
       if (operation.over_) return;
       // Operations end in order, so it is the first one's stage that all wait for.
       const HostOperation& front = *operations_.front();
@@ -151,17 +209,26 @@ void HostEngine::wait_for(HostOperation& operation, Clock::time_point deadline) 
       }
     }
     const Clock::time_point now = Clock::now();
-    if (crosses && now < until) {
-      // Another thread, the backend's between the hosts, is at work; this one moves the rest on.
-      std::this_thread::sleep_for(pause);
-      pause = std::min(pause * 2, std::chrono::microseconds(500));
+    if (now >= until) {
+      // The stage itself finds out who is late.
+      try {
+        work->wait(Milliseconds(1));
+      } catch (const std::exception& e) {
+        fail_by(e, !crosses);
+      }
       continue;
     }
-    try {
-      work->wait(std::max(std::chrono::ceil<Milliseconds>(until - now), Milliseconds(1)));
-    } catch (const Error& e) {
-      fail(e.what(), !crosses);
+    if (now >= next_look) {
+      next_look = now + kLookEvery;
+      try {
+        blocked.look();  // what it finds is in the store
+        if (const auto end = group_.store->try_get(group_.name + "/end")) fail(Ending::unpacked(*end));
+      } catch (const DistError&) {
+        // Without its store a rank notices deaths by the stages alone.
+      }
     }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, std::chrono::microseconds(500));
   }
 }
 
@@ -176,7 +243,7 @@ void HostEngine::flush() noexcept {
       }
       wait_for(*last, last->deadline_);
     }
-  } catch (const Error&) {
+  } catch (...) {
     // The operations' own errors stay in them.
   }
 }

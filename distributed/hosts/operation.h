@@ -1,7 +1,7 @@
 // HostOperation: a collective over several hosts as three stages: *gather* among the ranks of each
 // host, *cross* between one leader per host, *spread* within each host again. Nothing here has a
-// thread; whoever waits or asks moves all operations of the group on. Stages of one sort start in the
-// order of the operations, so every rank starts the same ones in the same order.
+// thread; whoever waits or asks advances all operations of the rank, of all its groups. Stages of one
+// sort start in the order of the operations, so every rank starts the same ones in the same order.
 #pragma once
 
 #include <deque>
@@ -9,7 +9,10 @@
 #include <mutex>
 #include <string>
 
+#include <lockstep/distributed/deadline.h>
+#include <lockstep/distributed/peer_error.h>
 #include <lockstep/distributed/process_group.h>
+#include <lockstep/distributed/store/wait_board.h>
 
 namespace lockstep::dist {
 
@@ -52,7 +55,7 @@ class HostOperation final : public Work {
   Collective call_;
   std::vector<Tensor> outputs_;
   uint64_t sequence_;
-  std::chrono::steady_clock::time_point deadline_;
+  Clock::time_point deadline_;
   Stage gather_, cross_, spread_;
   bool over_ = false;
   std::exception_ptr error_;
@@ -61,30 +64,45 @@ class HostOperation final : public Work {
 /// The operations under way of one group, and its end.
 class HostEngine {
  public:
-  /// Tells the other ranks of an end; gets the text, and whether it counts ranks within this host,
-  /// and returns the text that stands.
-  using Tell = std::function<std::string(const std::string& text, bool within_host)>;
-  explicit HostEngine(Tell tell) : tell_(std::move(tell)) {}
+  /// What an engine asks of its group.
+  struct Group {
+    std::shared_ptr<Store> store;
+    std::string name;        // the prefix of its keys in the store
+    std::vector<int> ranks;  // the job's ranks
+    /// Tells the other ranks of an end; gets what it is, and whether it counts ranks within this host,
+    /// and returns what stands.
+    std::function<Ending(Ending, bool within_host)> tell;
+  };
+  static std::shared_ptr<HostEngine> make(Group group);
+
+  bool is_here() const { return origin_.is_here(); }
+  void check_here(std::string_view what) const { dist::check_here(origin_, what); }
 
   void issue(const std::shared_ptr<HostOperation>& operation);
-  /// Does what can be done without waiting.
+  /// Does what can be done without waiting, for all groups of this rank.
   void advance();
   /// Blocks until this operation is over, or its own deadline.
-  void wait_for(HostOperation& operation, std::chrono::steady_clock::time_point deadline);
+  void wait_for(HostOperation& operation, Clock::time_point deadline);
   /// Completes everything.
   void flush() noexcept;
   /// All operations fail, now and later.
-  void fail(const std::string& text, bool within_host = false);
-  std::string end() const;
+  void fail(const Ending& why, bool within_host = false);
+  Ending end() const;
 
  private:
   friend class HostOperation;
   void advance_locked();
+  void fail_by(const std::exception& error, bool within_host);
+  BlockedCall blocked_in(const HostOperation& operation) const;
 
-  Tell tell_;
+  explicit HostEngine(Group group) : group_(std::move(group)) {}
+
+  const Origin origin_;
+  Group group_;
   mutable std::recursive_mutex mutex_;
   std::deque<std::shared_ptr<HostOperation>> operations_;
-  std::string end_, last_completed_ = "nothing";
+  Ending end_;
+  std::string last_completed_ = "nothing";
 };
 
 }  // namespace lockstep::dist

@@ -12,13 +12,15 @@ using std::memory_order_acquire;
 using std::memory_order_release;
 
 Communicator::Communicator(std::shared_ptr<Engine> engine, SharedArea area,
-                           std::vector<int> members, uint64_t id, Milliseconds timeout)
+                           std::vector<int> members, uint64_t id, std::string name,
+                           Milliseconds timeout)
     : engine_(std::move(engine)),
       area_(std::move(area)),
       members_(std::move(members)),
       rank_(static_cast<int>(std::find(members_.begin(), members_.end(), engine_->peers().rank()) -
                              members_.begin())),
       id_(id),
+      name_(std::move(name)),
       timeout_(timeout),
       sends_(members_.size()),
       receives_(members_.size()) {
@@ -27,15 +29,34 @@ Communicator::Communicator(std::shared_ptr<Engine> engine, SharedArea area,
 }
 
 Communicator::~Communicator() {
+  if (!engine_->is_here()) return;
   std::lock_guard lock(engine_->mutex());
   engine_->dismiss(this);
+}
+
+void Communicator::check_here(std::string_view what) const {
+  dist::check_here(engine_->origin(), what);
 }
 
 void Communicator::refuse(std::string_view what) const {
   LOCKSTEP_CHECK(!destroyed_, DistError, what, ": the group was destroyed on this rank");
   note_failed_peer();
-  lockstep::fail<DistError>(what, ": ", area_.poison_text(),
-                            "; last completed: ", last_completed_.text());
+  const Ending end = area_.ending();
+  throw PeerError(end.cause, str_cat(what, ": ", end.text,
+                                     "; last completed: ", last_completed_.text()));
+}
+
+void Communicator::wait_for(const std::function<bool()>& done,
+                            const std::function<Obstacle()>& obstacle,
+                            const std::function<void()>& look) {
+  engine_->wait(done, look, obstacle,
+                [this](const std::string& text) { give_up({Cause::deadlock, text}); });
+}
+
+Obstacle Communicator::obstacle(const std::string& call, const std::vector<int>& missing) const {
+  Obstacle all{str_cat(call, ", of ", name_), {}};
+  for (const int r : missing) all.missing.push_back(members_[static_cast<size_t>(r)]);
+  return all;
 }
 
 void Communicator::raise_others() const {
@@ -68,11 +89,14 @@ void Communicator::place(Call& call, const Collective& what) {
 }
 
 WorkPtr Communicator::issue(Call call, Collective what) {
+  check_here(NamedCall{call, what.options.label}.text());
   std::shared_ptr<Operation> op;
   {
     std::lock_guard lock(engine_->mutex());
     const bool transfers_it = call.is(CollectiveKind::send) || call.is(CollectiveKind::recv);
-    call.sequence = transfers_it ? ++transfers(call).called : ++sequence_;
+    // Counted once the operation stands: a call that fails before leaves this rank in step.
+    uint64_t& count = transfers_it ? transfers(call).called : sequence_;
+    call.sequence = count + 1;
     if (!usable()) refuse(NamedCall{call, what.options.label}.text());
     if (transfers_it) {
       op = std::make_shared<Transfer>(shared_from_this(), call, std::move(what));
@@ -81,6 +105,13 @@ WorkPtr Communicator::issue(Call call, Collective what) {
       op = std::make_shared<Exchange>(shared_from_this(), call, std::move(what));
     }
     operations_.push_back(op);
+    ++count;
+    if (!transfers_it)
+      area_.called(rank_).store(count, memory_order_release);
+    else if (call.is(CollectiveKind::send))
+      area_.pair(rank_, call.root).sends_called.store(count, memory_order_release);
+    else
+      area_.pair(call.root, rank_).receives_called.store(count, memory_order_release);
   }
   engine_->progress();
   return op;
@@ -95,9 +126,11 @@ bool Communicator::advance(std::vector<std::shared_ptr<Operation>>& finished) {
   if (moved) raise_others();
   if (poisoned)
     for (const auto& op : operations_)
-      if (!op->over())
-        op->fail(str_cat(op->named().text(), ": ", area_.poison_text(),
-                         "; last completed: ", last_completed_.text()));
+      if (!op->over()) {
+        const Ending end = area_.ending();
+        op->fail({end.cause, str_cat(op->named().text(), ": ", end.text,
+                                     "; last completed: ", last_completed_.text())});
+      }
   std::erase_if(operations_, [&](const std::shared_ptr<Operation>& op) {
     if (!op->over()) return false;
     if (!op->failed()) last_completed_ = op->named();
@@ -107,15 +140,15 @@ bool Communicator::advance(std::vector<std::shared_ptr<Operation>>& finished) {
   return moved;
 }
 
-std::string Communicator::absence(int rank) const {
+Ending Communicator::absence(int rank) const {
   if (rank == rank_) return {};
   const int peer = members_[static_cast<size_t>(rank)];
   const std::string who =
       peer == rank ? str_cat("rank ", rank)
                    : str_cat("rank ", rank, " of this group, rank ", peer, " of the job,");
-  if (area_.gone(rank).load(memory_order_acquire)) return str_cat(who, " has left");
+  if (area_.gone(rank).load(memory_order_acquire)) return {Cause::left, str_cat(who, " has left")};
   const std::string why = engine_->peers().lost(peer);
-  return why.empty() ? why : str_cat(who, " ", why);
+  return why.empty() ? Ending() : Ending{Cause::died, str_cat(who, " ", why)};
 }
 
 std::string Communicator::standing(int rank) const {
@@ -137,12 +170,12 @@ void Communicator::inspect(Clock::time_point now) {
   for (const auto& op : operations_) {
     for (int r = 0; r < size(); ++r) {
       if (!op->needs(r)) continue;
-      const std::string why = absence(r);
+      const Ending why = absence(r);
       // Asked again: a rank that completed the operation, and then left or died, is not needed any
       // more.
-      if (!why.empty() && op->needs(r)) return give_up(why);
+      if (!why.text.empty() && op->needs(r)) return give_up(why);
     }
-    if (now >= op->deadline()) return give_up(op->deadline_text());
+    if (now >= op->deadline()) return give_up({Cause::late, op->deadline_text()});
   }
 }
 
@@ -152,43 +185,47 @@ Clock::time_point Communicator::earliest_deadline() const {
   return earliest;
 }
 
-void Communicator::poison(const std::string& text) {
-  area_.poison(rank_, text);
+void Communicator::poison(const Ending& why) {
+  area_.poison(rank_, why);
   raise_others();
 }
 
-void Communicator::give_up(const std::string& text) {
-  std::string notes;
+void Communicator::give_up(Ending why) {
   for (int r = 0; r < size(); ++r) {
-    const std::string note = area_.note_of(r);
-    if (!note.empty()) notes += str_cat("; rank ", r, ": ", note);
+    const std::string note = area_.note(r).read();
+    if (!note.empty()) why.text += str_cat("; rank ", r, ": ", note);
   }
-  poison(text + notes);
+  poison(why);
 }
 
 void Communicator::note(std::string_view text) const {
   LOCKSTEP_CHECK(text.size() <= kNoteBytes, ValueError, "note: a note has at most ", kNoteBytes,
                  " bytes, this one has ", text.size());
-  if (!destroyed_) area_.note(rank_, text);
+  if (engine_->is_here() && !destroyed_) area_.note(rank_).write(text);
 }
 
 void Communicator::abort(const std::string& text) {
-  if (destroyed_) return;  // the others have heard goodbye
-  poison(str_cat("aborted by rank ", rank_, ": ", text));
+  if (!engine_->is_here() || destroyed_) return;  // in the latter case all have been told goodbye
+  {
+    std::lock_guard lock(engine_->mutex());
+    poison({Cause::aborted, str_cat("aborted by rank ", rank_, ": ", text)});
+  }
   engine_->progress();
 }
 
 void Communicator::destroy() noexcept {
-  if (destroyed_ || !engine_->peers().first()->is_here()) return;
+  if (!engine_->is_here() || destroyed_) return;
   try {
-    engine_->wait([this] {
-      std::lock_guard lock(engine_->mutex());
-      return operations_.empty();
-    });
+    wait_for(
+        [this] {
+          std::lock_guard lock(engine_->mutex());
+          return operations_.empty();
+        },
+        [this] { return operations_.empty() ? Obstacle() : operations_.front()->obstacle(); });
   } catch (...) {
-    // Nothing is left to tell it to: an operation's own error stays in its Work.
+    // A callback's exception; an operation's own error stays in its Work.
   }
-  destroyed_ = true;
+  if (destroyed_.exchange(true)) return;
   area_.gone(rank_).store(1, memory_order_release);
   raise_others();
 }

@@ -15,9 +15,9 @@ namespace lockstep::dist {
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   /// `members` are peers, by rank, and this one among them. `id` is the same on all of them and
-  /// names the memory that they hand each other.
+  /// names the memory that they hand each other; `name` is for messages.
   Communicator(std::shared_ptr<Engine> engine, SharedArea area, std::vector<int> members,
-               uint64_t id, Milliseconds timeout);
+               uint64_t id, std::string name, Milliseconds timeout);
   ~Communicator();
 
   int rank() const { return rank_; }
@@ -43,6 +43,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void abort(const std::string& text);
   /// Completes what is under way (or lets it fail) and says goodbye. Never throws.
   void destroy() noexcept;
+  /// Throws DistError in a forked child.
+  void check_here(std::string_view what) const;
+  /// Waits until done() is true; a deadlock ends this communicator.
+  void wait_for(const std::function<bool()>& done, const std::function<Obstacle()>& obstacle,
+                const std::function<void()>& look = {});
 
   // ---- with the engine's mutex held ----
 
@@ -51,8 +56,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   /// Looks for deadlines that have passed and peers that are gone.
   void inspect(Clock::time_point now);
   Clock::time_point earliest_deadline() const;
-  /// Makes every operation on every rank fail with `text`.
-  void poison(const std::string& text);
+  /// Makes every operation on every rank fail with this.
+  void poison(const Ending& why);
+  /// What a call waits for when these of its ranks have not made it.
+  Obstacle obstacle(const std::string& call, const std::vector<int>& missing) const;
   /// This rank's sends to, or its receives from, the rank that a call names.
   TransferCounts& transfers(const Call& call);
   /// Makes `sender` the one that fills the outbox, if nobody else does.
@@ -67,13 +74,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool usable() const { return !destroyed_ && !area_.poisoned(); }
   [[noreturn]] void refuse(std::string_view what) const;
   void raise_others() const;
-  /// Why nothing more can come from a rank; empty while it lives.
-  std::string absence(int rank) const;
+  /// Why nothing more can come from a rank; its text is empty while it lives.
+  Ending absence(int rank) const;
   /// Poisons for a rank that is late or gone: with what the ranks' notes say.
-  void give_up(const std::string& text);
+  void give_up(Ending why);
   std::shared_ptr<Segment> share(const std::vector<int>& peers, size_t bytes,
                                  std::string_view what);
-  std::shared_ptr<Communicator> form(const std::vector<int>& ranks, std::string_view what);
+  std::shared_ptr<Communicator> form(const std::vector<int>& ranks, std::string_view what,
+                                     std::string name);
   void agree_on(const std::vector<int>& ranks);
 
   std::shared_ptr<Engine> engine_;
@@ -81,6 +89,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::vector<int> members_;  // peers, by rank
   int rank_;
   uint64_t id_;
+  std::string name_;
   Milliseconds timeout_;
   Allocations allocations_;
   std::deque<std::shared_ptr<Operation>> operations_;
@@ -90,7 +99,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   uint64_t shares_ = 0, children_ = 0;
   uint64_t posted_ = 0, collected_ = 0;  // the next epoch + 1 after it; 0 before the first
   NamedCall last_completed_;
-  bool destroyed_ = false;
+  std::atomic<bool> destroyed_{false};
 };
 
 }  // namespace lockstep::dist

@@ -29,7 +29,7 @@ std::shared_ptr<Segment> Communicator::share(const std::vector<int>& peers, size
   std::exception_ptr mine;
   int32_t good = 1;
   if (std::find(peers.begin(), peers.end(), engine_->peers().rank()) != peers.end()) try {
-      segment = engine_->peers().share(peers, tag, bytes, Clock::now() + timeout_);
+      segment = engine_->peers().share(peers, tag, bytes, deadline_after(timeout_));
     } catch (const Error&) {
       mine = std::current_exception();
       good = 0;
@@ -49,7 +49,7 @@ std::shared_ptr<Segment> Communicator::share(const std::vector<int>& peers, size
 }
 
 std::shared_ptr<Communicator> Communicator::form(const std::vector<int>& ranks,
-                                                 std::string_view what) {
+                                                 std::string_view what, std::string name) {
   std::vector<int> peers;
   for (const int r : ranks) peers.push_back(members_[static_cast<size_t>(r)]);
   const uint64_t id = mixed(id_, ++children_);
@@ -57,19 +57,22 @@ std::shared_ptr<Communicator> Communicator::form(const std::vector<int>& ranks,
   auto segment = share(peers, SharedArea::bytes_for(std::max(size, 1)), what);
   if (!segment) return nullptr;
   return std::make_shared<Communicator>(engine_, SharedArea(std::move(segment), 0, size),
-                                        std::move(peers), id, timeout_);
+                                        std::move(peers), id, std::move(name), timeout_);
 }
 
 std::shared_ptr<Communicator> Communicator::child() {
   issue({.kind = CallKind::child}, {})->wait();
   std::vector<int> all;
   for (int r = 0; r < size(); ++r) all.push_back(r);
-  return form(all, "child");
+  return form(all, "child", str_cat("child ", children_ + 1, " of ", name_));
 }
 
 std::shared_ptr<Communicator> Communicator::new_group(const std::vector<int>& ranks) {
   agree_on(ranks);
-  return form(ranks, "new_group");
+  std::string name = "the group of ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i)
+    name += str_cat(i ? ", " : "", members_[static_cast<size_t>(ranks[i])]);
+  return form(ranks, "new_group", std::move(name));
 }
 
 // Also lists that make no sense are compared, so that no rank waits for one that threw.

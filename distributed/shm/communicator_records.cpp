@@ -8,6 +8,7 @@ namespace lockstep::dist {
 void Communicator::post(uint64_t epoch, std::span<const std::byte> record) {
   LOCKSTEP_CHECK(record.size() <= kRecordBytes, ValueError, "post: a record has at most ",
                  kRecordBytes, " bytes, this one has ", record.size());
+  check_here("post");
   if (!usable()) refuse("post");
   LOCKSTEP_CHECK(posted_ == 0 || (epoch == posted_ && collected_ == posted_), ValueError,
                  "post: epochs grow by one, and each is collected before the next is posted; got ",
@@ -21,28 +22,34 @@ void Communicator::post(uint64_t epoch, std::span<const std::byte> record) {
 }
 
 std::vector<std::vector<std::byte>> Communicator::collect(uint64_t epoch) {
+  check_here("collect");
   LOCKSTEP_CHECK(posted_ == epoch + 1, ValueError, "collect: epoch ", epoch,
                  " was not posted here before");
-  const auto missing = [&] {
-    for (int r = 0; r < size(); ++r)
-      if (area_.record(epoch, r).epoch.load(std::memory_order_acquire) != epoch + 1) return r;
-    return -1;
+  const auto is_missing = [&](int r) {
+    return area_.record(epoch, r).epoch.load(std::memory_order_acquire) != epoch + 1;
   };
-  const Clock::time_point deadline = Clock::now() + timeout_;
-  engine_->wait([&] { return missing() < 0; },
-                [&] {
-                  for (int r = 0; r < size(); ++r) {
-                    const std::string why = absence(r);
-                    if (!why.empty() &&
-                        area_.record(epoch, r).epoch.load(std::memory_order_acquire) != epoch + 1)
-                      give_up(why);
-                  }
-                  const int late = missing();
-                  if (late >= 0 && Clock::now() >= deadline)
-                    give_up(str_cat("rank ", late, " did not post its record of epoch ", epoch,
-                                    " within ", timeout_.count(), " ms"));
-                  if (late >= 0 && !usable()) refuse(str_cat("collect of epoch ", epoch));
-                });
+  const auto missing = [&] {
+    std::vector<int> ranks;
+    for (int r = 0; r < size(); ++r)
+      if (is_missing(r)) ranks.push_back(r);
+    return ranks;
+  };
+  const std::string what = str_cat("collect of epoch ", epoch);
+  const Clock::time_point deadline = deadline_after(timeout_);
+  const auto look = [&] {
+    {
+      std::lock_guard lock(engine_->mutex());
+      for (const int r : missing()) {
+        const Ending why = absence(r);
+        if (!why.text.empty() && is_missing(r)) give_up(why);
+      }
+      if (const auto late = missing(); !late.empty() && Clock::now() >= deadline)
+        give_up({Cause::late, str_cat("rank ", late[0], " did not post its record of epoch ", epoch,
+                                      " within ", timeout_.count(), " ms")});
+    }
+    if (!missing().empty() && !usable()) refuse(what);
+  };
+  wait_for([&] { return missing().empty(); }, [&] { return obstacle(what, missing()); }, look);
   std::vector<std::vector<std::byte>> records;
   for (int r = 0; r < size(); ++r) {
     const Record& theirs = area_.record(epoch, r);

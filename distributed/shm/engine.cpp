@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include <algorithm>
+
 #include <lockstep/distributed/shm/communicator.h>
 #include <lockstep/distributed/shm/operation.h>
 
@@ -30,6 +32,7 @@ bool Engine::progress() {
     if (++turns_ % 32 == 0 && Clock::now() >= next_look_) inspect();
   }
   if (finished.empty()) return moved;
+  for (const auto& op : finished) op->take_inputs();
   raise(
       peers_->seat(peers_->rank()).event);  // another thread of this rank may sleep for one of them
   for (const auto& op : finished) op->notify();
@@ -49,7 +52,23 @@ std::chrono::nanoseconds Engine::longest_sleep() {
   return until - now;
 }
 
-void Engine::wait(const std::function<bool()>& done, const std::function<void()>& look) {
+void Engine::wait(const std::function<bool()>& done, const std::function<void()>& look,
+                  const std::function<Obstacle()>& obstacle,
+                  const std::function<void(const std::string&)>& end) {
+  if (progress(), done()) return;
+  BlockedWait blocked(*peers_, obstacle);
+  {
+    std::lock_guard lock(mutex_);
+    waits_.push_back(&blocked);
+  }
+  const struct Listed {
+    Engine& engine;
+    BlockedWait* wait;
+    ~Listed() {
+      std::lock_guard lock(engine.mutex_);
+      std::erase(engine.waits_, wait);
+    }
+  } listed{*this, &blocked};
   int polls = polls_;
   for (;;) {
     const bool moved = progress();
@@ -71,6 +90,11 @@ void Engine::wait(const std::function<bool()>& done, const std::function<void()>
     {
       std::lock_guard lock(mutex_);
       inspect();
+      // Which of two threads' calls comes first is not known, so then nobody is blocked for certain.
+      const bool alone = std::all_of(waits_.begin(), waits_.end(), [&](const BlockedWait* other) {
+        return other->thread() == blocked.thread();
+      });
+      if (const std::string deadlock = alone ? blocked.look() : ""; !deadlock.empty()) end(deadlock);
       most = longest_sleep();
     }
     if (progress()) continue;  // what inspect() made fail

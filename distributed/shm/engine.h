@@ -1,7 +1,7 @@
-// Engine: one rank's motor. It owns no thread; whoever waits, tests or starts a collective turns
-// it, and each turn moves all of the rank's outstanding operations, on all its communicators.
-// Waiting is: turn, poll a little while there are processors enough, then sleep on the rank's
-// event, at most 200 ms at a time, to look at deadlines and at peers that may have died.
+// Engine: the progress engine of one rank. It has no thread: every call that waits, tests or starts a
+// collective polls it, and a poll advances all outstanding operations of the rank, on all its
+// communicators. Waiting is: poll, spin a little while there are processors enough, then sleep on the
+// rank's event, at most 200 ms at a time, to check deadlines, dead peers and deadlocks.
 #pragma once
 
 #include <functional>
@@ -9,7 +9,7 @@
 #include <mutex>
 #include <vector>
 
-#include <lockstep/distributed/shm/peers.h>
+#include <lockstep/distributed/shm/deadlock.h>
 
 namespace lockstep::dist {
 
@@ -20,6 +20,9 @@ class Engine {
   explicit Engine(std::unique_ptr<Peers> peers);
 
   Peers& peers() const { return *peers_; }
+  /// False in a forked child, where the mutex may be locked for ever.
+  bool is_here() const { return origin_.is_here(); }
+  const Origin& origin() const { return origin_; }
   /// Guards this rank's communicators and operations.
   std::mutex& mutex() { return mutex_; }
   /// With the mutex held.
@@ -28,17 +31,22 @@ class Engine {
 
   /// Moves everything that can move now; true if something did.
   bool progress();
-  /// Turns until done() is true. `look` runs before every sleep, and may throw.
-  void wait(const std::function<bool()>& done, const std::function<void()>& look = {});
+  /// Polls until done() is true. `look` runs before every sleep, and may throw. With the mutex held
+  /// `obstacle` says what is waited for, and `end` is told of a deadlock.
+  void wait(const std::function<bool()>& done, const std::function<void()>& look,
+            const std::function<Obstacle()>& obstacle,
+            const std::function<void(const std::string&)>& end);
 
  private:
   void inspect();
   std::chrono::nanoseconds longest_sleep();
 
   std::unique_ptr<Peers> peers_;
-  int polls_;  // turns before a sleep
+  const Origin origin_;
+  int polls_;  // before a sleep
   std::mutex mutex_;
   std::vector<Communicator*> communicators_;
+  std::vector<BlockedWait*> waits_;  // under way, on all threads
   unsigned turns_ = 0;
   Clock::time_point next_look_;
 };

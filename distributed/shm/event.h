@@ -1,6 +1,6 @@
 // Event: a word in shared memory on which one rank sleeps until another has news. Raising it costs
-// a load while nobody sleeps: the sleeper announces itself, looks once more, and only then goes to
-// sleep.
+// one locked instruction while nobody sleeps: the sleeper counts itself, checks once more, and only then
+// goes to sleep.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,7 @@ class Sleeper {
   uint32_t seen_;
 };
 
-/// A breath in a polling loop.
+/// The processor's hint that this is a polling loop.
 inline void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

@@ -87,10 +87,12 @@ void Exchange::compare() {
     const Call& theirs = area().call(call_.sequence, r);
     if (!call_.agrees_with(theirs)) {
       const bool lower = rank_ < r;
-      communicator_->poison(str_cat(
-          "ranks disagree: rank ", lower ? rank_ : r, " called ", (lower ? call_ : theirs).text(),
-          ", rank ", lower ? r : rank_, " called ", (lower ? theirs : call_).text(),
-          "; all ranks must call the same collectives in the same order"));
+      communicator_->poison(
+          {Cause::disagree,
+           str_cat("ranks disagree: rank ", lower ? rank_ : r, " called ",
+                   (lower ? call_ : theirs).text(), ", rank ", lower ? r : rank_, " called ",
+                   (lower ? theirs : call_).text(),
+                   "; all ranks must call the same collectives in the same order")});
       return;
     }
     if (theirs.allocation)
@@ -112,9 +114,10 @@ bool Exchange::sizes_agree() const {
       const int64_t gives = area().gives(call_.sequence, from)[to];
       const int64_t wants = area().wants(call_.sequence, to)[from];
       if (gives == wants) continue;
-      communicator_->poison(str_cat("ranks disagree: in ", call_.text(), " rank ", from, " sends ",
+      communicator_->poison(
+          {Cause::disagree, str_cat("ranks disagree: in ", call_.text(), " rank ", from, " sends ",
                                     gives, " elements to rank ", to, ", which expects ", wants,
-                                    " from it"));
+                                    " from it")});
       return false;
     }
   return true;
@@ -277,6 +280,13 @@ std::vector<int> Exchange::missing() const {
       late.push_back(r);
   }
   return late;
+}
+
+std::vector<int> Exchange::not_called() const {
+  std::vector<int> ranks;
+  for (int r = 0; r < size_; ++r)
+    if (area().called(r).load(memory_order_acquire) < call_.sequence) ranks.push_back(r);
+  return ranks;
 }
 
 // Of the others that are still in it, those that have moved the fewest chunks.

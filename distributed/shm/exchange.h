@@ -18,6 +18,7 @@ class Exchange final : public Operation {
   bool advance() override;
   bool needs(int rank) const override;
   std::vector<int> missing() const override;
+  std::vector<int> not_called() const override;
   std::vector<int> lagging() const override;
 
  private:

@@ -9,8 +9,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
-#include <cstring>
 #include <thread>
+
+#include <lockstep/distributed/limits.h>
 
 namespace lockstep::dist {
 
@@ -35,17 +36,22 @@ Fd new_socket() { return Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SO
 }  // namespace
 
 Mailbox::Mailbox(const std::string& job, int rank)
-    : job_(job), rank_(rank), listener_(new_socket()) {
+    : job_(job), rank_(rank), listener_(new_socket()), spare_(new_socket()) {
   const Address address(name_of(rank));
   LOCKSTEP_CHECK(listener_ && bind(listener_.get(), address.get(), address.length) == 0 &&
                      listen(listener_.get(), 1024) == 0,
                  DistError, "init: rank ", rank, " cannot listen on its socket @", name_of(rank),
-                 ": ", std::strerror(errno));
+                 ": ", error_text(errno));
+  listener_.keep_from_children();
 }
 
 // False when the box is full or its owner is gone: try again, or ask whether it is lost.
-bool Mailbox::deliver(int rank, const Message& message, std::span<const int> descriptors) const {
-  const Fd socket = new_socket();
+bool Mailbox::deliver(int rank, const Message& message, std::span<const int> descriptors) {
+  Fd socket = new_socket();
+  if (!socket && spare_) {
+    spare_.reset();
+    socket = new_socket();
+  }
   const Address address(name_of(rank));
   if (!socket || connect(socket.get(), address.get(), address.length) != 0) return false;
   LOCKSTEP_CHECK(peer_pid(socket.get()) >= 0, DistError, "share: the socket @", name_of(rank),
@@ -55,7 +61,7 @@ bool Mailbox::deliver(int rank, const Message& message, std::span<const int> des
 
 std::shared_ptr<Segment> Mailbox::hand_out(const std::vector<int>& members, uint64_t tag,
                                            size_t bytes, Clock::time_point deadline,
-                                           const Lost& lost) const {
+                                           const Lost& lost) {
   Fd file;
   Message message(Message::share);
   try {
@@ -75,6 +81,7 @@ std::shared_ptr<Segment> Mailbox::hand_out(const std::vector<int>& members, uint
       std::this_thread::sleep_for(Milliseconds(1));
     }
   }
+  if (!spare_) spare_ = new_socket();
   LOCKSTEP_CHECK(file, OutOfMemory, message.text);
   return Segment::map(file.get(), bytes);
 }
@@ -90,14 +97,25 @@ void Mailbox::receive() {
     std::vector<Fd> files;
     const Received got = receive_message(caller.get(), message, files);
     if (got == Received::nothing) return false;
+    if (got == Received::message && message.kind == Message::share && files.size() != 1) {
+      const Message sent = message;
+      message = Message(Message::out_of_memory,
+                        str_cat("shared memory: cannot take what rank ", sent.rank,
+                                " hands out: ", error_text(EMFILE)));
+      message.rank = sent.rank;
+      message.tag = sent.tag;
+    }
     const bool shares =
-        got == Received::message && (message.kind == Message::out_of_memory ||
-                                     (message.kind == Message::share && files.size() == 1));
+        got == Received::message &&
+        (message.kind == Message::out_of_memory || message.kind == Message::share);
     if (shares) kept_.push_back({message, files.empty() ? Fd() : std::move(files[0])});
     return true;
   });
   for (;;) {
     Fd caller(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    const int error = errno;
+    LOCKSTEP_CHECK(caller || (error != EMFILE && error != ENFILE), OutOfMemory,
+                   "shared memory: rank ", rank_, " cannot take it: ", error_text(error));
     if (!caller) return;
     if (peer_pid(caller.get()) < 0) continue;  // another user's
     if (callers_.size() == kMostCallers) callers_.erase(callers_.begin());
@@ -121,7 +139,7 @@ std::shared_ptr<Segment> Mailbox::take(int from, uint64_t tag, size_t bytes,
                        mine.message.bytes, " bytes, not ", bytes);
         return Segment::map(mine.file.get(), bytes);
       }
-      // What it sent before its end is looked at once more.
+      // A message that was sent before the rank's end has been received by now.
       LOCKSTEP_CHECK(why.empty(), DistError, "share: rank ", from, " ", why);
       receive();
       receive();  // from those just accepted

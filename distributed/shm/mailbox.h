@@ -26,7 +26,7 @@ class Mailbox {
   /// member that is lost is left out. Throws OutOfMemory, there and here, when there is none, and
   /// DistError when a member's box stays full until the deadline.
   std::shared_ptr<Segment> hand_out(const std::vector<int>& members, uint64_t tag, size_t bytes,
-                                    Clock::time_point deadline, const Lost& lost) const;
+                                    Clock::time_point deadline, const Lost& lost);
   /// What rank `from` handed out under this tag.
   std::shared_ptr<Segment> take(int from, uint64_t tag, size_t bytes, Clock::time_point deadline,
                                 const Lost& lost);
@@ -37,12 +37,13 @@ class Mailbox {
     Fd file;
   };
   std::string name_of(int rank) const { return str_cat(job_, "-", rank); }
-  bool deliver(int rank, const Message& message, std::span<const int> descriptors) const;
+  bool deliver(int rank, const Message& message, std::span<const int> descriptors);
   void receive();
 
   std::string job_;
   int rank_;
   Fd listener_;
+  Fd spare_;  // a descriptor to give up where none is left, so that the takers can be told
   std::mutex mutex_;
   std::vector<Fd> callers_;  // connected, and not yet heard
   std::vector<Kept> kept_;   // heard, and not yet asked for

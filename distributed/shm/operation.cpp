@@ -15,19 +15,20 @@ Operation::Operation(std::shared_ptr<Communicator> communicator, const Call& cal
       chunk_elements_(static_cast<int64_t>(kChunkBytes / size_of(call_.dtype))),
       timeout_(what_.options.timeout.count() > 0 ? what_.options.timeout
                                                  : communicator_->timeout()),
-      deadline_(Clock::now() + timeout_) {}
+      deadline_(deadline_after(timeout_)) {}
 
 const SharedArea& Operation::area() const { return communicator_->area(); }
 
 void Operation::wait(Milliseconds timeout) {
+  communicator_->check_here(name_of(what_.kind));
   if (timeout.count() > 0) {
     std::lock_guard lock(communicator_->engine().mutex());
-    if (Clock::now() + timeout < deadline_) {
-      deadline_ = Clock::now() + timeout;
+    if (deadline_after(timeout) < deadline_) {
+      deadline_ = deadline_after(timeout);
       timeout_ = timeout;
     }
   }
-  communicator_->engine().wait([this] { return over(); });
+  communicator_->wait_for([this] { return over(); }, [this] { return obstacle(); });
   if (failed()) {
     note_failed_peer();
     std::rethrow_exception(error_);
@@ -36,19 +37,21 @@ void Operation::wait(Milliseconds timeout) {
 }
 
 bool Operation::is_completed() {
+  communicator_->check_here(name_of(what_.kind));
   if (!over()) communicator_->engine().progress();
+  if (over()) notify();
   return over();
 }
 
-void Operation::complete() {
-  what_.inputs.clear();
-  enter(State::complete);
+void Operation::complete() { enter(State::complete); }
+
+void Operation::fail(const Ending& why) {
+  error_ = std::make_exception_ptr(PeerError(why.cause, why.text));
+  enter(State::failed);
 }
 
-void Operation::fail(const std::string& text) {
-  error_ = std::make_exception_ptr(DistError(text));
-  what_.inputs.clear();
-  enter(State::failed);
+Obstacle Operation::obstacle() const {
+  return communicator_->obstacle(named().text(), not_called());
 }
 
 std::string Operation::deadline_text() const {

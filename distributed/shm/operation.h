@@ -1,5 +1,5 @@
 // Operation: something under way on shared memory, as one rank sees it: its state, its deadline,
-// its error. An Exchange is one of all ranks, a Transfer one between two. Whoever turns the engine
+// its error. An Exchange is one of all ranks, a Transfer one between two. Whoever polls the engine
 // calls advance(), which does what can be done now and never waits.
 #pragma once
 
@@ -37,13 +37,20 @@ class Operation : public Work {
   virtual bool needs(int rank) const = 0;
   /// The ranks that have not called their side of it.
   virtual std::vector<int> missing() const = 0;
+  /// The ranks that have not even called it, whatever it waits for.
+  virtual std::vector<int> not_called() const = 0;
   /// Where all have: those that hold the others up.
   virtual std::vector<int> lagging() const { return {}; }
-  virtual void fail(const std::string& text);
+  void fail(const Ending& why);
+  /// The inputs of one that is over. They are dropped without the engine's mutex: what a tensor's
+  /// release function does is the user's.
+  std::vector<Tensor> take_inputs() { return std::exchange(what_.inputs, {}); }
   NamedCall named() const { return {call_, what_.options.label}; }
   Clock::time_point deadline() const { return deadline_; }
   /// What went wrong when the deadline passed.
   std::string deadline_text() const;
+  /// What it waits for.
+  Obstacle obstacle() const;
 
  protected:
   enum class State : int { queued, published, agreed, complete, failed };

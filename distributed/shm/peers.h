@@ -7,19 +7,33 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/distributed/deadline.h>
+#include <lockstep/distributed/peer_error.h>
 #include <lockstep/distributed/process_group.h>
 #include <lockstep/distributed/shm/event.h>
 #include <lockstep/distributed/shm/segment.h>
+#include <lockstep/distributed/shm/shared_text.h>
 
 namespace lockstep::dist {
 
-using Clock = std::chrono::steady_clock;
+inline constexpr int kMostPeers = 256;  // of a meeting
+
+/// What a rank that is blocked tells its peers (see deadlock.h). It alone writes all but `condemned`.
+struct alignas(64) BlockedMark {
+  std::atomic<uint64_t> stamp;                     // of the wait; 0 while it is not blocked
+  std::atomic<uint64_t> looks;                     // grows when `missing` is written anew
+  std::atomic<uint64_t> missing[kMostPeers / 64];  // the peers that it waits for
+  std::atomic<uint64_t> condemned;  // a wait's stamp * kMostPeers + who has found the deadlock
+  SharedText<512> call;             // what it waits in
+  SharedText<4096> finding;         // the deadlock that this rank has found
+};
 
 /// A rank's place in the memory that its peers see first.
 struct alignas(64) Seat {
   Event event;
   int64_t pid;        // of the rank's process; 0 for a thread
   uint64_t cpus[16];  // the processors it may run on
+  BlockedMark blocked;
 };
 
 class LOCKSTEP_API Peers {

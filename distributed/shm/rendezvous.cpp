@@ -2,10 +2,14 @@
 #include <lockstep/distributed/hash.h>
 #include <lockstep/distributed/shm/rendezvous.h>
 
-#include <poll.h>
+#include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
+
+#include <lockstep/distributed/limits.h>
 #include <lockstep/distributed/shm/mailbox.h>
+#include <lockstep/distributed/shm/shared_area.h>
 
 namespace lockstep::dist {
 
@@ -16,17 +20,11 @@ class ProcessPeers final : public Peers {
   ProcessPeers(const MeetingPoint& point, Meeting meeting)
       : Peers(point.rank, point.size, meeting.memory),
         meeting_(std::move(meeting)),
-        mailbox_(str_cat(point.name, "-", meeting_.number), point.rank),
-        dead_(static_cast<size_t>(point.size)) {}
+        mailbox_(str_cat(point.name, "-", meeting_.number), point.rank) {}
 
   std::string lost(int rank) override {
-    const auto r = static_cast<size_t>(rank);
-    if (!dead_[r]) {
-      pollfd line{meeting_.lives[r].get(), 0, 0};  // a hang-up is always reported
-      if (poll(&line, 1, 0) <= 0) return {};
-      dead_[r] = true;
-    }
-    return str_cat("(pid ", seat(rank).pid, ") died: its connection was closed");
+    if (byte_is_locked(meeting_.file.get(), rank)) return {};
+    return str_cat("(pid ", seat(rank).pid, ") died: its process has ended");
   }
 
   // Nobody goes on before everybody has mapped the memory and sits. The visitors' side ...
@@ -70,9 +68,9 @@ class ProcessPeers final : public Peers {
     Message message;
     std::vector<Fd> none;
     for (;;) {
-      const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now()).count();
+      const int left = milliseconds_until(deadline);
       LOCKSTEP_CHECK(left > 0, DistError, "init: ", who, " did not confirm the meeting in time");
-      if (!readable(link, static_cast<int>(left))) continue;
+      if (!readable(link, left)) continue;
       const Received got = receive_message(link, message, none);
       LOCKSTEP_CHECK(got != Received::closed, DistError, "init: ", who,
                      " ended while the ranks met");
@@ -82,7 +80,6 @@ class ProcessPeers final : public Peers {
 
   Meeting meeting_;
   Mailbox mailbox_;
-  std::vector<bool> dead_;
 };
 
 std::string key_of(const Environment& env) {
@@ -117,11 +114,43 @@ std::string missing_text(int size, const std::vector<int>& missing, Milliseconds
                  " with srun? (", where, ")");
 }
 
+namespace {
+struct flock byte_of(int rank) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = rank;
+  lock.l_len = 1;
+  return lock;
+}
+}  // namespace
+
+void lock_byte(int file, int rank) {
+  struct flock mine = byte_of(rank);
+  LOCKSTEP_CHECK(fcntl(file, F_SETLK, &mine) == 0, DistError, "init: rank ", rank,
+                 " cannot lock its byte of the shared memory: ", error_text(errno));
+}
+
+bool byte_is_locked(int file, int rank) {
+  struct flock theirs = byte_of(rank);
+  return fcntl(file, F_GETLK, &theirs) != 0 || theirs.l_type != F_UNLCK;
+}
+
+uint64_t shared_layout() {
+  uint64_t hash = 0;
+  for (const size_t part :
+       {sizeof(Seat), SharedArea::bytes_for(2), SharedArea::bytes_for(9), sizeof(Call), sizeof(Lane),
+        sizeof(Mark), sizeof(Pair), sizeof(Record), sizeof(size_t), size_t{kLanes}, kChunkBytes,
+        size_t{kLongestWindow}, static_cast<size_t>(DType::boolean), static_cast<size_t>(CallKind::new_group)})
+    hash = (hash ^ part) * 0x100000001B3;
+  return hash;
+}
+
 std::unique_ptr<Peers> join(const Environment& env, size_t bytes, Milliseconds timeout) {
   LOCKSTEP_CHECK(env.size <= 250, DistError,
                  "init: backend shm serves at most 250 ranks on a host, got ", env.size);
   const MeetingPoint point = MeetingPoint::of(env, timeout);
-  const Clock::time_point deadline = Clock::now() + timeout + std::chrono::seconds(1);
+  const Clock::time_point deadline = deadline_after(timeout) + std::chrono::seconds(1);
   Meeting meeting = env.rank == 0 ? host_meeting(point, bytes) : visit_meeting(point);
   auto peers = std::make_unique<ProcessPeers>(point, std::move(meeting));
   peers->sit_down(getpid());

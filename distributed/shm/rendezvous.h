@@ -1,8 +1,8 @@
-// The meeting of a job's ranks on one host. Rank 0 listens on an abstract Unix socket, whose name
-// no file system knows and no crash leaves behind; the others connect. There each rank gets the
-// shared memory and the reading end of every other rank's life line: a pipe that only that rank
-// holds open, so that its end of file is the notice of the rank's death. Later memory comes through
-// a socket on which each rank listens (mailbox.h).
+// The rendezvous of a job's ranks on one host. Rank 0 listens on an abstract Unix socket, whose name
+// no file system knows and no crash leaves behind; the others connect, and get the file of the shared
+// memory. Each rank locks one byte of that file: the kernel releases the lock when the process ends,
+// however it ends, and gives it to no child, so a byte without a lock is a rank that died. Later memory
+// comes through a socket on which each rank listens (mailbox.h).
 #pragma once
 
 #include <memory>
@@ -19,8 +19,8 @@ namespace lockstep::dist {
 struct Meeting {
   std::shared_ptr<Segment> memory;
   uint64_t number = 0;    // of this meeting, drawn by rank 0: no other one has it
-  Fd life;                // the writing end of this rank's own life line
-  std::vector<Fd> lives;  // by rank: the reading ends of the others'
+  Fd file;                // of the memory, with the ranks' locks. The process must open it only here:
+                          // closing any other descriptor of it would release the lock
   std::vector<Fd> links;  // until all are ready: rank 0's to each rank, or the one to rank 0
 };
 
@@ -45,6 +45,14 @@ std::string missing_text(int size, const std::vector<int>& missing, Milliseconds
 /// no such memory.
 LOCKSTEP_API std::unique_ptr<Peers> join(const Environment& env, size_t bytes,
                                          Milliseconds timeout);
+
+/// Locks the byte of `rank`; throws DistError where the system refuses.
+void lock_byte(int file, int rank);
+/// Whether another process holds that lock.
+bool byte_is_locked(int file, int rank);
+
+/// A hash of what the layout of the shared memory depends on: builds that differ in it must not meet.
+uint64_t shared_layout();
 
 // The two sides of it, up to the point where a rank has everything; join() lets all confirm it.
 Meeting host_meeting(const MeetingPoint& point, size_t bytes);

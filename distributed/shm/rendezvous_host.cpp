@@ -1,6 +1,5 @@
-// Rank 0's side of a meeting: it listens, refuses strangers, and when all are there hands out the
-// memory and the life lines. One poll loop serves everybody, so a guest that says nothing holds up
-// nobody.
+// Rank 0's side of a rendezvous: it listens, refuses strangers, and when all are there hands out the
+// memory. One poll loop serves all connections, so one that sends nothing delays no other.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -9,9 +8,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <random>
+#include <thread>
 
+#include <lockstep/distributed/limits.h>
 #include <lockstep/distributed/log.h>
 #include <lockstep/distributed/shm/rendezvous.h>
 
@@ -28,7 +28,7 @@ class Host {
 
  private:
   struct Guest {
-    Fd socket, life;
+    Fd socket;
     bool there() const { return static_cast<bool>(socket); }
   };
 
@@ -40,6 +40,7 @@ class Host {
   void report();
   std::vector<int> missing() const;
   void tell_all(const Message& message) const;
+  void hand_out(int rank, const Message& welcome, int file) const;
   [[noreturn]] void give_up(const std::string& text) const;
 
   const MeetingPoint& point_;
@@ -53,6 +54,7 @@ class Host {
 
 Host::Host(const MeetingPoint& point) : point_(point), guests_(static_cast<size_t>(point.size)) {
   listener_ = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  listener_.keep_from_children();
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   point.name.copy(address.sun_path + 1, sizeof address.sun_path - 1);
@@ -65,7 +67,7 @@ Host::Host(const MeetingPoint& point) : point_(point), guests_(static_cast<size_
                  point.where,
                  "; give one of them another MASTER_PORT, or start it with lockstep-run");
   LOCKSTEP_CHECK(bound && listen(listener_.get(), 1024) == 0, DistError,
-                 "init: cannot listen for the other ranks: ", std::strerror(errno));
+                 "init: cannot listen for the other ranks: ", error_text(errno));
 }
 
 std::vector<int> Host::missing() const {
@@ -101,7 +103,11 @@ void Host::report() {
 void Host::accept_strangers() {
   for (;;) {
     Fd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    const int error = errno;
+    if (!socket && (error == EMFILE || error == ENFILE))
+      give_up(str_cat("init: rank 0 cannot take another rank's connection: ", error_text(error)));
     if (!socket) return;
+    socket.keep_from_children();
     if (peer_pid(socket.get()) < 0) continue;  // another user's
     if (strangers_.size() == kMostStrangers) strangers_.erase(strangers_.begin());
     strangers_.push_back(std::move(socket));
@@ -110,11 +116,14 @@ void Host::accept_strangers() {
 
 bool Host::greet(Fd& stranger) {
   Message hello;
-  std::vector<Fd> lines;
-  const Received got = receive_message(stranger.get(), hello, lines);
+  std::vector<Fd> files;
+  const Received got = receive_message(stranger.get(), hello, files);
   if (got == Received::nothing) return false;
-  if (got != Received::message || hello.kind != Message::hello || lines.size() != 1)
-    return true;  // noise
+  if (got != Received::message || hello.kind != Message::hello) return true;  // noise
+  if (hello.layout != shared_layout())
+    give_up(str_cat("init: rank ", hello.rank,
+                    " runs another build of liblockstep than rank 0, with another layout of the "
+                    "shared memory; start all ranks with one build"));
   if (hello.size != point_.size)
     give_up(str_cat("init: WORLD_SIZE differs: it is ", point_.size, " on rank 0 and ", hello.size,
                     " on rank ", hello.rank));
@@ -127,7 +136,7 @@ bool Host::greet(Fd& stranger) {
     return true;
   }
   send_message(stranger.get(), Message(Message::registered));
-  guests_[static_cast<size_t>(hello.rank)] = {std::move(stranger), std::move(lines[0])};
+  guests_[static_cast<size_t>(hello.rank)] = {std::move(stranger)};
   return true;
 }
 
@@ -141,7 +150,7 @@ void Host::hear(int rank) {
 }
 
 void Host::wait_for_guests() {
-  const Clock::time_point deadline = start_ + point_.timeout;
+  const Clock::time_point deadline = start_ + bounded(point_.timeout);
   next_report_ = start_ + point_.timeout / 4;
   while (!missing().empty()) {
     std::vector<pollfd> polled{{listener_.get(), POLLIN, 0}};
@@ -154,9 +163,7 @@ void Host::wait_for_guests() {
       }
     const Clock::time_point now = Clock::now();
     if (now >= deadline) give_up(str_cat("init: ", point_.missing_text(missing())));
-    const auto until =
-        std::chrono::ceil<Milliseconds>(std::min(deadline, next_report_) - now).count();
-    poll(polled.data(), polled.size(), static_cast<int>(std::max<long>(until, 0)));
+    poll(polled.data(), polled.size(), milliseconds_until(std::min(deadline, next_report_)));
     for (size_t i = 0; i < ranks.size(); ++i)
       if (polled[1 + strangers_.size() + i].revents) hear(ranks[i]);
     std::erase_if(strangers_, [&](Fd& s) { return greet(s); });
@@ -165,40 +172,42 @@ void Host::wait_for_guests() {
   }
 }
 
+// A descriptor that is under way counts against the user's limit until it is taken, and the packet is
+// then refused: it is sent again.
+void Host::hand_out(int rank, const Message& welcome, int file) const {
+  const int socket = guests_[static_cast<size_t>(rank)].socket.get();
+  const Clock::time_point deadline = deadline_after(std::min<Milliseconds>(
+      point_.timeout, std::chrono::seconds(30)));
+  while (!send_message(socket, welcome, std::span(&file, 1))) {
+    const int error = errno;
+    const bool later = error == ETOOMANYREFS || error == EAGAIN || error == ENOBUFS;
+    if (!later || Clock::now() >= deadline)
+      give_up(str_cat("init: cannot hand the shared memory to rank ", rank, ": ",
+                      error_text(error)));
+    std::this_thread::sleep_for(Milliseconds(1));
+  }
+}
+
 Meeting Host::meet(size_t bytes) {
-  int line[2];
-  LOCKSTEP_CHECK(pipe2(line, O_CLOEXEC) == 0, DistError,
-                 "init: cannot make a pipe: ", std::strerror(errno));
-  guests_[0].life = Fd(line[0]);
   Meeting meeting;
-  meeting.life = Fd(line[1]);
   std::random_device random;
   meeting.number = uint64_t{random()} << 32 | random();
   wait_for_guests();
-
-  Fd file;
   try {
-    file = Segment::make_file(bytes);
-    meeting.memory = Segment::map(file.get(), bytes);
+    meeting.file = Segment::make_file(bytes);
+    meeting.memory = Segment::map(meeting.file.get(), bytes);
+    lock_byte(meeting.file.get(), 0);
   } catch (const OutOfMemory& e) {
     tell_all(Message(Message::out_of_memory, e.what()));
     throw;
+  } catch (const Error& e) {
+    give_up(e.what());
   }
-  // To each the memory and the life lines of all ranks but its own.
-  for (int r = 1; r < point_.size; ++r) {
-    std::vector<int> descriptors{file.get()};
-    for (int other = 0; other < point_.size; ++other)
-      if (other != r) descriptors.push_back(guests_[static_cast<size_t>(other)].life.get());
-    Message welcome(Message::welcome);
-    welcome.bytes = bytes;
-    welcome.tag = meeting.number;
-    send_message(guests_[static_cast<size_t>(r)].socket.get(), welcome, descriptors);
-  }
-  guests_[0].life.reset();
-  for (Guest& g : guests_) {
-    meeting.lives.push_back(std::move(g.life));
-    meeting.links.push_back(std::move(g.socket));
-  }
+  Message welcome(Message::welcome);
+  welcome.bytes = bytes;
+  welcome.tag = meeting.number;
+  for (int r = 1; r < point_.size; ++r) hand_out(r, welcome, meeting.file.get());
+  for (Guest& g : guests_) meeting.links.push_back(std::move(g.socket));
   return meeting;
 }
 

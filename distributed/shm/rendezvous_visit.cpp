@@ -7,9 +7,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <thread>
 
+#include <lockstep/distributed/limits.h>
 #include <lockstep/distributed/shm/rendezvous.h>
 
 namespace lockstep::dist {
@@ -19,7 +19,7 @@ namespace {
 class Visitor {
  public:
   explicit Visitor(const MeetingPoint& point)
-      : point_(point), deadline_(Clock::now() + point.timeout) {}
+      : point_(point), deadline_(deadline_after(point.timeout)) {}
 
   Meeting meet() {
     std::chrono::microseconds pause{200};
@@ -34,7 +34,8 @@ class Visitor {
  private:
   bool connect_to_host() {
     socket_ = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    LOCKSTEP_CHECK(socket_, DistError, "init: cannot make a socket: ", std::strerror(errno));
+    LOCKSTEP_CHECK(socket_, DistError, "init: cannot make a socket: ", error_text(errno));
+    socket_.keep_from_children();
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     point_.name.copy(address.sun_path + 1, sizeof address.sun_path - 1);
@@ -43,7 +44,7 @@ class Visitor {
     if (connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
       LOCKSTEP_CHECK(errno != EPROTOTYPE, DistError,
                      "init: the meeting point is held by another program (", point_.where, ")");
-      return false;  // nobody listens yet, or too many are at the door
+      return false;  // nobody listens yet, or the backlog is full: retried
     }
     LOCKSTEP_CHECK(peer_pid(socket_.get()) >= 0, DistError,
                    "init: the meeting point is held by another user (", point_.where,
@@ -52,19 +53,15 @@ class Visitor {
   }
 
   bool introduce() {
-    int line[2];
-    LOCKSTEP_CHECK(pipe2(line, O_CLOEXEC) == 0, DistError,
-                   "init: cannot make a pipe: ", std::strerror(errno));
-    const Fd reading(line[0]);
-    meeting_.life = Fd(line[1]);
     Message hello(Message::hello);
     hello.rank = point_.rank;
     hello.size = point_.size;
-    return send_message(socket_.get(), hello, std::span(line, 1));
+    hello.layout = shared_layout();
+    return send_message(socket_.get(), hello);
   }
 
-  // False when the other end went away before it took us in: a host that was just closing its door,
-  // or a stranger. Then we knock again.
+  // False when the connection was closed before this rank was registered, by a rank 0 that was closing
+  // its socket or by a stranger: retried.
   bool wait_for_welcome() {
     bool registered = false;
     std::string status = point_.missing_text({0});
@@ -72,9 +69,9 @@ class Visitor {
       // Rank 0 decides at its own deadline, which may be a little later than ours.
       const Clock::time_point until =
           registered ? deadline_ + std::chrono::milliseconds(500) : deadline_;
-      const auto left = std::chrono::ceil<Milliseconds>(until - Clock::now()).count();
+      const int left = milliseconds_until(until);
       LOCKSTEP_CHECK(left > 0, DistError, "init: ", status);
-      if (!readable(socket_.get(), static_cast<int>(left))) continue;
+      if (!readable(socket_.get(), left)) continue;
       Message message;
       std::vector<Fd> files;
       switch (receive_message(socket_.get(), message, files)) {
@@ -103,20 +100,19 @@ class Visitor {
 
   void settle(const Message& welcome, std::vector<Fd> files) {
     meeting_.number = welcome.tag;
-    // The memory, then a life line for every rank but this one.
-    const bool complete = files.size() == static_cast<size_t>(point_.size);
     try {
-      LOCKSTEP_CHECK(complete, OutOfMemory, "init: rank ", point_.rank,
-                     " has not descriptors enough for ", point_.size,
-                     " ranks; raise the limit (ulimit -n)");
-      meeting_.memory = Segment::map(files[0].get(), welcome.bytes);
+      LOCKSTEP_CHECK(files.size() == 1, OutOfMemory, "init: rank ", point_.rank,
+                     " cannot receive the shared memory: ", error_text(EMFILE));
+      meeting_.file = std::move(files[0]);
+      meeting_.memory = Segment::map(meeting_.file.get(), welcome.bytes);
+      lock_byte(meeting_.file.get(), point_.rank);
     } catch (const OutOfMemory& e) {
       send_message(socket_.get(), Message(Message::out_of_memory, e.what()));
       throw;
+    } catch (const Error& e) {
+      send_message(socket_.get(), Message(Message::refused, e.what()));
+      throw;
     }
-    size_t next = 1;
-    for (int r = 0; r < point_.size; ++r)
-      meeting_.lives.push_back(r == point_.rank ? Fd() : std::move(files[next++]));
     meeting_.links.push_back(std::move(socket_));
   }
 

@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <fstream>
 #include <string>
 
+#include <lockstep/distributed/limits.h>
 #include <lockstep/tensor/error.h>
 
 namespace lockstep::dist {
@@ -20,7 +20,7 @@ namespace lockstep::dist {
 namespace {
 
 [[noreturn]] void out_of_memory(size_t bytes, const char* what, int error) {
-  fail<OutOfMemory>("shared memory: ", what, " ", bytes, " bytes: ", std::strerror(error), "; ",
+  fail<OutOfMemory>("shared memory: ", what, " ", bytes, " bytes: ", error_text(error), "; ",
                     memory_left(), " bytes are left; use smaller buckets or fewer ranks per host");
 }
 
@@ -85,6 +85,9 @@ Fd Segment::make_file(size_t bytes) {
   // Reserving more than a control group allows would have the kernel kill somebody instead of
   // failing.
   if (bytes > memory_left()) out_of_memory(bytes, "cannot reserve", ENOMEM);
+  const std::string limit = file_size_limit_text(bytes);
+  LOCKSTEP_CHECK(limit.empty(), OutOfMemory, "shared memory: cannot reserve ", bytes,
+                 " bytes: ", limit);
   Fd file(memfd_create("lockstep", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) out_of_memory(bytes, "cannot create a memory file of", errno);
   int error;
@@ -97,8 +100,9 @@ Fd Segment::make_file(size_t bytes) {
 
 std::shared_ptr<Segment> Segment::map(int file, size_t bytes) {
   struct stat about {};
+  const int seals = fcntl(file, F_GET_SEALS);  // negative for a file that cannot be sealed
   const bool sound = fstat(file, &about) == 0 && about.st_size == static_cast<off_t>(bytes) &&
-                     (fcntl(file, F_GET_SEALS) & F_SEAL_SHRINK) != 0;
+                     seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
   LOCKSTEP_CHECK(sound, DistError, "shared memory: was given a file that is not one of ", bytes,
                  " bytes");
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -107,11 +111,9 @@ std::shared_ptr<Segment> Segment::map(int file, size_t bytes) {
   return std::shared_ptr<Segment>(new Segment(static_cast<std::byte*>(p), bytes));
 }
 
-Segment::Segment(std::byte* data, size_t bytes) : data_(data), bytes_(bytes), pid_(getpid()) {}
+Segment::Segment(std::byte* data, size_t bytes) : data_(data), bytes_(bytes) {}
 Segment::~Segment() {
   if (is_here()) munmap(data_, bytes_);
 }
-
-bool Segment::is_here() const { return pid_ == getpid(); }
 
 }  // namespace lockstep::dist

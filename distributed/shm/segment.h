@@ -7,10 +7,11 @@
 #include <memory>
 
 #include <lockstep/distributed/fd.h>
+#include <lockstep/tensor/process.h>
 
 namespace lockstep::dist {
 
-class Segment {
+class LOCKSTEP_API Segment {
  public:
   /// Plain memory, for ranks that are threads. Throws OutOfMemory.
   static std::shared_ptr<Segment> plain(size_t bytes);
@@ -26,13 +27,13 @@ class Segment {
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   /// False in a forked child, which must not touch it.
-  bool is_here() const;
+  bool is_here() const { return origin_.is_here(); }
 
  private:
   Segment(std::byte* data, size_t bytes);
   std::byte* data_;
   size_t bytes_;
-  int pid_;
+  Origin origin_;
 };
 
 /// How many bytes machine and control groups have left for new memory, reclaimable file cache

@@ -1,8 +1,7 @@
-// SharedArea's layout, the notes and the poison mark.
+// SharedArea's layout and the poison mark.
 #include <lockstep/distributed/shm/shared_area.h>
 
 #include <algorithm>
-#include <cstring>
 
 namespace lockstep::dist {
 
@@ -28,7 +27,8 @@ SharedArea::SharedArea(std::shared_ptr<Segment> segment, size_t offset, int size
   Cutter cut{segment_ ? segment_->data() + offset : nullptr};
   head_ = cut.take<Head>(1);
   gone_ = cut.take<std::atomic<uint32_t>>(size_);
-  texts_ = cut.take<Text>(size_);
+  called_ = cut.take<Called>(size_);
+  reasons_ = cut.take<Reason>(size_);
   notes_ = cut.take<Note>(size_);
   lanes_ = cut.take<Lane>(kLanes);
   marks_ = cut.take<Mark>(kLanes * size_);
@@ -45,32 +45,12 @@ SharedArea::SharedArea(std::shared_ptr<Segment> segment, size_t offset, int size
 
 size_t SharedArea::bytes_for(int size) { return SharedArea(nullptr, 0, size).bytes_; }
 
-void SharedArea::note(int rank, std::string_view text) const {
-  char padded[kNoteBytes + 1] = {};
-  text.copy(padded, kNoteBytes);
-  for (size_t i = 0; i < sizeof padded; i += sizeof(uint64_t)) {
-    uint64_t word;
-    std::memcpy(&word, padded + i, sizeof word);
-    notes_[rank].words[i / sizeof word].store(word, std::memory_order_relaxed);
-    if (i >= text.size()) break;  // the terminator is written
-  }
-}
-
-std::string SharedArea::note_of(int rank) const {
-  char padded[kNoteBytes + 1];
-  for (size_t i = 0; i < sizeof padded; i += sizeof(uint64_t)) {
-    const uint64_t word = notes_[rank].words[i / sizeof(uint64_t)].load(std::memory_order_relaxed);
-    std::memcpy(padded + i, &word, sizeof word);
-  }
-  padded[kNoteBytes] = '\0';
-  return padded;
-}
-
-void SharedArea::poison(int rank, const std::string& text) const {
+void SharedArea::poison(int rank, const Ending& why) const {
   if (!poisoned()) {
     // Written before it is announced: a rank that dies in between has said nothing.
-    Text& mine = texts_[rank];
-    mine.words[text.copy(mine.words, sizeof mine.words - 1)] = '\0';
+    Reason& mine = reasons_[rank];
+    mine.cause.store(why.cause, std::memory_order_relaxed);
+    mine.text.write(why.text);
     uint32_t clean = 0;
     head_->poisoned.compare_exchange_strong(clean, static_cast<uint32_t>(rank) + 1,
                                             std::memory_order_acq_rel);
@@ -78,8 +58,9 @@ void SharedArea::poison(int rank, const std::string& text) const {
   for (int i = 0; i < kLanes; ++i) lanes_[i].claimed.fetch_or(kPoison, std::memory_order_acq_rel);
 }
 
-std::string SharedArea::poison_text() const {
-  return texts_[head_->poisoned.load(std::memory_order_acquire) - 1].words;
+Ending SharedArea::ending() const {
+  const Reason& first = reasons_[head_->poisoned.load(std::memory_order_acquire) - 1];
+  return {first.cause.load(std::memory_order_relaxed), first.text.read()};
 }
 
 }  // namespace lockstep::dist

@@ -1,6 +1,6 @@
-// SharedArea: what the ranks of one communicator share, laid over zeroed memory. Every word has one
-// writer or only grows, and nothing is ever reset, so nobody waits for permission to reuse anything
-// but a lane.
+// SharedArea: what the ranks of one communicator share, laid over zeroed memory. Shared words have one
+// writer or only grow, and carry the sequence number, so there is no phase that resets them. Only a lane
+// is reused, once all ranks have left it.
 //
 // Collective number s uses lane s % kLanes. A lane has a call (what each rank asked for, compared
 // before data moves), marks (how far each rank is), counts of what each took from each, two
@@ -16,8 +16,10 @@
 #include <string>
 #include <string_view>
 
+#include <lockstep/distributed/peer_error.h>
 #include <lockstep/distributed/shm/call.h>
 #include <lockstep/distributed/shm/segment.h>
+#include <lockstep/distributed/shm/shared_text.h>
 
 namespace lockstep::dist {
 
@@ -59,6 +61,7 @@ struct alignas(64) Pair {
   std::atomic<uint64_t> wanted;     // its elements << 8 | dtype
   std::atomic<uint64_t> sent;       // counted: chunks in the sender's outbox
   std::atomic<uint64_t> taken;      // counted: chunks the receiver has read
+  std::atomic<uint64_t> sends_called, receives_called;  // begun or waiting for their turn
 };
 
 /// What a rank publishes for an epoch; two per rank, by the epoch's parity.
@@ -66,6 +69,11 @@ struct alignas(64) Record {
   std::atomic<uint64_t> epoch;  // + 1
   uint64_t bytes;
   std::byte data[kRecordBytes];
+};
+
+/// How many collectives a rank has called, those that wait for their turn included.
+struct alignas(64) Called {
+  std::atomic<uint64_t> collectives;
 };
 
 class SharedArea {
@@ -107,26 +115,26 @@ class SharedArea {
     return outboxes_ +
            (static_cast<size_t>(rank) * window_chunks_ + chunk % window_chunks_) * kChunkBytes;
   }
+  std::atomic<uint64_t>& called(int rank) const { return called_[rank].collectives; }
   /// Set once a rank has said goodbye.
   std::atomic<uint32_t>& gone(int rank) const { return gone_[rank]; }
-  /// Leaves what others shall say of this rank; at most kNoteBytes.
-  void note(int rank, std::string_view text) const;
-  std::string note_of(int rank) const;
-  /// Stops all claims for good and leaves the reason; the first rank's text stays.
-  void poison(int rank, const std::string& text) const;
+  /// What the errors of other ranks say of a rank; at most kNoteBytes.
+  SharedText<kNoteBytes + 1>& note(int rank) const { return notes_[rank].text; }
+  /// Stops all claims for good and leaves the reason; the first rank's stays.
+  void poison(int rank, const Ending& why) const;
   bool poisoned() const { return head_->poisoned.load(std::memory_order_acquire) != 0; }
-  std::string poison_text() const;
+  Ending ending() const;
 
  private:
   struct alignas(64) Head {
     std::atomic<uint32_t> poisoned;  // 1 + the rank whose text counts
   };
-  struct alignas(64) Text {
-    char words[2048];
+  struct alignas(64) Reason {
+    std::atomic<Cause> cause;
+    SharedText<4096> text;
   };
-  // Relaxed words: a reader may see one note's beginning and the next one's end, and no more harm.
   struct alignas(64) Note {
-    std::atomic<uint64_t> words[(kNoteBytes + 1) / sizeof(uint64_t)];
+    SharedText<kNoteBytes + 1> text;
   };
   size_t row(uint64_t sequence, int rank) const {
     return (sequence % kLanes * size_ + static_cast<size_t>(rank)) * row_;
@@ -139,8 +147,9 @@ class SharedArea {
   size_t bytes_;
   Head* head_;
   std::atomic<uint32_t>* gone_;
-  Text* texts_;  // by rank
-  Note* notes_;  // by rank
+  Called* called_;    // by rank
+  Reason* reasons_;   // by rank
+  Note* notes_;       // by rank
   Lane* lanes_;
   Mark* marks_;
   PostedCall* calls_;

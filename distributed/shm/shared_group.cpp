@@ -17,7 +17,7 @@ SharedGroup::SharedGroup(std::string_view backend, std::unique_ptr<Peers> peers,
   std::vector<int> all;
   for (int r = 0; r < engine->peers().size(); ++r) all.push_back(r);
   communicator_ = std::make_shared<Communicator>(std::move(engine), std::move(area), std::move(all),
-                                                 1, timeout);
+                                                 1, "the group of all ranks", bounded(timeout));
 }
 
 SharedGroup::SharedGroup(std::string_view backend, std::shared_ptr<Communicator> communicator)
@@ -25,8 +25,7 @@ SharedGroup::SharedGroup(std::string_view backend, std::shared_ptr<Communicator>
 
 SharedGroup::~SharedGroup() {
   const bool unwinding = std::uncaught_exceptions() > exceptions_at_birth_;
-  if (unwinding && communicator_->engine().peers().first()->is_here())
-    communicator_->abort("it was left by an exception" + failure_text());
+  if (unwinding) communicator_->abort("it was left by an exception" + failure_text());
   communicator_->destroy();
 }
 
@@ -59,9 +58,13 @@ std::vector<std::vector<std::byte>> SharedGroup::collect(uint64_t epoch) {
   return communicator_->collect(epoch);
 }
 void SharedGroup::note(std::string_view text) { communicator_->note(text); }
-void SharedGroup::progress() { communicator_->engine().progress(); }
+void SharedGroup::progress() {
+  communicator_->check_here("progress");
+  communicator_->engine().progress();
+}
 void SharedGroup::abort(const std::string& text) { communicator_->abort(text); }
 void SharedGroup::destroy() {
+  if (!communicator_->engine().is_here()) return;
   children_.destroy();
   communicator_->destroy();
 }

@@ -37,11 +37,12 @@ bool Transfer::begin_sending() {
   const auto dtype = static_cast<DType>(wanted & 0xFF);
   const auto elements = static_cast<int64_t>(wanted >> 8);
   if (dtype != call_.dtype || elements != elements_) {
-    communicator_->poison(str_cat("ranks disagree: rank ", rank_, " called ", named().text(),
+    communicator_->poison(
+        {Cause::disagree, str_cat("ranks disagree: rank ", rank_, " called ", named().text(),
                                   ", rank ", other(), " called the matching recv with ", elements,
                                   " elements of ", dtype,
                                   "; what is sent and what is received must have one dtype and "
-                                  "equally many elements"));
+                                  "equally many elements")});
     return false;
   }
   if (!communicator_->take_outbox(this)) return false;
@@ -90,6 +91,12 @@ bool Transfer::needs(int rank) const {
            state() != State::agreed;
   const uint64_t sent = pair().sent.load(memory_order_acquire);
   return !is_of(sent, call_.sequence) || count_in(sent, call_.sequence) < chunks_;
+}
+
+std::vector<int> Transfer::not_called() const {
+  const auto& theirs = sends() ? pair().receives_called : pair().sends_called;
+  return theirs.load(memory_order_acquire) < call_.sequence ? std::vector<int>{other()}
+                                                            : std::vector<int>{};
 }
 
 std::vector<int> Transfer::missing() const {

@@ -18,6 +18,7 @@ class Transfer final : public Operation {
   bool advance() override;
   bool needs(int rank) const override;
   std::vector<int> missing() const override;
+  std::vector<int> not_called() const override;
 
  private:
   bool sends() const { return call_.is(CollectiveKind::send); }

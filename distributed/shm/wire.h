@@ -14,7 +14,7 @@ namespace lockstep::dist {
 
 struct Message {
   static constexpr uint64_t kMagic = 0x4C6F636B73746570;  // "Lockstep"
-  static constexpr uint32_t kVersion = 1;
+  static constexpr uint32_t kVersion = 2;
   enum Kind : uint32_t {
     hello = 1,
     registered,
@@ -33,7 +33,8 @@ struct Message {
   int32_t rank = 0, size = 0;
   uint64_t tag = 0;
   uint64_t bytes = 0;
-  char text[1496] = {};
+  uint64_t layout = 0;  // of the shared memory, as the sender's build of the library has it
+  char text[1488] = {};
 
   Message() = default;
   Message(Kind kind, std::string_view words = {}) : kind(kind) {
@@ -43,7 +44,7 @@ struct Message {
 
 enum class Received { message, nothing, closed, noise };
 
-/// Sends the message, with descriptors; false when the peer is gone or takes no more.
+/// Sends the message, with descriptors; false, and errno, when the peer is gone or takes no more now.
 bool send_message(int socket, const Message& message, std::span<const int> descriptors = {});
 /// Takes the next packet without waiting; descriptors that came along are appended to
 /// `descriptors`.

@@ -3,11 +3,12 @@
 #pragma once
 
 #include <mutex>
-#include <set>
 
+#include <lockstep/distributed/peer_error.h>
 #include <lockstep/distributed/store.h>
 #include <lockstep/distributed/store/data.h>
 #include <lockstep/distributed/store/server.h>
+#include <lockstep/distributed/store/wait_board.h>
 
 namespace lockstep::dist {
 
@@ -20,7 +21,7 @@ class Store::Client {
   /// Takes the address for the job's; invalid and errno when that is taken.
   bool serve(const SocketAddress& where);
 
-  enum class Knock { open, closed, refused };
+  enum class Knock { open, closed, refused, met };
   /// One attempt to connect to what may be the job's server. `why` tells how it failed. Throws
   /// DistError when it is the job's server, and this process is none of its ranks.
   Knock knock(const SocketAddress& where, Milliseconds patience, Clock::time_point deadline,
@@ -35,10 +36,12 @@ class Store::Client {
   /// Sends one that has no answer, if that can be done at once.
   void tell(const StoreRequest& request);
 
+  const Origin& origin() const { return origin_; }
   const Credentials& mine() const { return mine_; }
   Milliseconds timeout() const { return timeout_; }
   const SocketAddress& server_address() const { return server_address_; }
   const SocketAddress& local_address() const { return local_address_; }
+  WaitBoard& waits() { return waits_; }
   StoreServer* server() const { return server_.get(); }
   /// Why the server is gone; empty while it is not.
   std::string gone() const;
@@ -47,21 +50,28 @@ class Store::Client {
 
  private:
   Fd open(const SocketAddress& where, bool main, Milliseconds patience, Clock::time_point deadline,
-          std::string& why, bool& refused);
+          std::string& why, Knock& how);
   Fd take_connection(Clock::time_point deadline);
   void give_back(Fd connection);
   enum class Loss { none, left, died, silent };
   [[noreturn]] void lose_server(Loss how);
 
+  /// Blocks until the connection has something to read. Throws when the server is gone, which another
+  /// call may have found, or does not answer by the deadline.
+  void wait_for_answer(int connection, Clock::time_point deadline);
+
+  const Origin origin_;
   Credentials mine_;
   Milliseconds timeout_;
+  ServerId server_id_ = 0;
   std::unique_ptr<StoreServer> server_;
   SocketAddress server_address_, local_address_;
   mutable std::mutex mutex_;
   std::vector<Fd> idle_;  // the first one that was opened is the main one
   int main_ = -1;         // its descriptor
   Loss loss_ = Loss::none;
-  std::multiset<Clock::time_point> pending_;  // when the answers under way are late
+
+  WaitBoard waits_;
 
   std::mutex tell_mutex_;
   Fd told_;  // the connection of what has no answer, so that nothing waits behind an answer

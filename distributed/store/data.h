@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/distributed/deadline.h>
 #include <lockstep/distributed/store/wire.h>
 #include <lockstep/tensor/error.h>
 
@@ -29,10 +30,10 @@ inline std::optional<StoreRequest> read_request(std::string_view frame) {
   store_wire::Unpacker in(frame);
   StoreRequest r;
   const uint64_t op = in.number(1);
-  if (op < static_cast<uint64_t>(Op::set) || op > static_cast<uint64_t>(Op::leave))
+  if (op < static_cast<uint64_t>(Op::set) || op > static_cast<uint64_t>(Op::look_up))
     return std::nullopt;
   r.op = static_cast<Op>(op);
-  r.timeout = std::chrono::milliseconds(in.number(4));
+  r.timeout = bounded(std::chrono::milliseconds(static_cast<int64_t>(in.number(8))));
   r.with_values = in.number(1) != 0;
   r.amount = static_cast<int64_t>(in.number(8));
   r.value = in.text(store_wire::kMostValueBytes);
@@ -47,7 +48,7 @@ inline std::optional<StoreRequest> read_request(std::string_view frame) {
 
 inline std::string request_frame(const StoreRequest& r) {
   store_wire::Packer out;
-  out.number(static_cast<uint64_t>(r.op), 1).number(static_cast<uint64_t>(r.timeout.count()), 4);
+  out.number(static_cast<uint64_t>(r.op), 1).number(static_cast<uint64_t>(bounded(r.timeout).count()), 8);
   out.number(r.with_values, 1).number(static_cast<uint64_t>(r.amount), 8).text(r.value);
   out.number(r.keys.size(), 4);
   for (const std::string& key : r.keys) out.text(key);
@@ -97,6 +98,18 @@ class StoreData {
         return put(key, sum) ? reply(Reply::ok, sum) : full();
       }
     }
+  }
+
+  /// A flag for each key, whether it is there, and its value.
+  std::string present(const StoreRequest& r) const {
+    store_wire::Packer out;
+    for (const std::string& key : r.keys) {
+      const auto found = values_.find(key);
+      out.number(found != values_.end(), 1).text(found != values_.end() ? found->second : "");
+      if (out.bytes().size() > store_wire::kMostTotalBytes)
+        return reply(store_wire::Reply::error, "the values are too many for one answer");
+    }
+    return reply(store_wire::Reply::ok, out.bytes());
   }
 
   /// The values of keys that are all there.

@@ -17,7 +17,7 @@ using store_wire::Packer;
 using store_wire::Unpacker;
 
 constexpr std::string_view kMagic = "Lockstep";
-constexpr uint64_t kVersion = 1;
+constexpr uint64_t kVersion = 2;
 constexpr size_t kMacBytes = crypto_auth_hmacsha256_BYTES;
 constexpr size_t kMostRunIdBytes = 256, kMostTextBytes = 400;
 
@@ -71,12 +71,12 @@ std::string nonce_of(std::string_view challenge) {
   return ours && in.done() ? std::string(nonce) : std::string();
 }
 
-std::string hello_frame(const Credentials& mine, bool main, std::string_view server_nonce,
-                        std::string_view client_nonce) {
+std::string hello_frame(const Credentials& mine, bool main, ServerId server,
+                        std::string_view server_nonce, std::string_view client_nonce) {
   Packer body;
   body.raw(kMagic).number(kVersion, 2).number(static_cast<uint64_t>(mine.attempt), 4);
   body.number(static_cast<uint64_t>(mine.rank), 4).number(static_cast<uint64_t>(mine.size), 4);
-  body.number(static_cast<uint64_t>(getpid()), 8).number(main, 1);
+  body.number(static_cast<uint64_t>(getpid()), 8).number(main, 1).number(server, 8);
   body.text(short_run_id(mine.run_id)).raw(client_nonce);
   const std::string proof = mac(mine.token, {"client", server_nonce, body.bytes()});
   return body.raw(proof).frame();
@@ -92,6 +92,7 @@ std::optional<Greeting> read_hello(std::string_view frame, std::string_view toke
   g.hello.size = static_cast<int>(in.number(4) & 0x7FFFFFFF);
   g.hello.pid = static_cast<int64_t>(in.number(8) & 0x7FFFFFFF);
   g.hello.main = in.number(1) != 0;
+  g.hello.server = in.number(8);
   g.hello.run_id = in.text(kMostRunIdBytes);
   g.client_nonce = in.raw(kNonceBytes);
   const std::string_view proof = in.raw(kMacBytes);
@@ -109,10 +110,11 @@ std::string stranger_text(const Hello& hello, const Credentials& mine) {
   return {};
 }
 
-std::string verdict_frame(Verdict verdict, std::string_view text, std::string_view token,
-                          std::string_view server_nonce, std::string_view client_nonce) {
+std::string verdict_frame(Verdict verdict, std::string_view text, ServerId server,
+                          std::string_view token, std::string_view server_nonce,
+                          std::string_view client_nonce) {
   Packer body;
-  body.number(static_cast<uint64_t>(verdict), 1).text(text.substr(0, kMostTextBytes));
+  body.number(static_cast<uint64_t>(verdict), 1).text(text.substr(0, kMostTextBytes)).number(server, 8);
   const std::string proof = mac(token, {"server", server_nonce, client_nonce, body.bytes()});
   return body.raw(proof).frame();
 }
@@ -123,13 +125,14 @@ Answer read_verdict(std::string_view frame, std::string_view token, std::string_
   Answer answer;
   const uint64_t verdict = in.number(1);
   answer.text = in.text(kMostTextBytes);
+  answer.server = in.number(8);
   const std::string_view proof = in.raw(kMacBytes);
   const bool known = verdict >= static_cast<uint64_t>(Verdict::accepted) &&
-                     verdict <= static_cast<uint64_t>(Verdict::rejected);
+                     verdict <= static_cast<uint64_t>(Verdict::met);
   const bool authentic = in.done() && known &&
                          same(proof, mac(token, {"server", server_nonce, client_nonce,
                                                  frame.substr(0, frame.size() - kMacBytes)}));
-  if (!authentic) return {Verdict::refused, "refused; is LOCKSTEP_TOKEN the same on all hosts?"};
+  if (!authentic) return {Verdict::refused, "refused; is LOCKSTEP_TOKEN the same on all hosts?", 0};
   answer.verdict = static_cast<Verdict>(verdict);
   return answer;
 }

@@ -21,6 +21,10 @@ struct Credentials {
   std::string token;
 };
 
+/// Of one server's life. A process may meet its job's ranks again, with a server at the port of the last
+/// one: what still belongs to that is told apart.
+using ServerId = uint64_t;
+
 namespace handshake {
 
 inline constexpr size_t kNonceBytes = 32;
@@ -31,6 +35,7 @@ enum class Verdict : uint8_t {
   accepted = 1,
   refused,   // of another job, or without the token: there may be another server to try
   rejected,  // of this job, and it cannot be: the rank is there already, the sizes differ
+  met,       // the ranks of this server have met: it may be the server of an earlier rendezvous
 };
 
 /// What a client says of itself.
@@ -38,6 +43,7 @@ struct Hello {
   int attempt = 0, rank = 0, size = 0;
   int64_t pid = 0;
   bool main = true;  // the connection whose end is the end of the rank
+  ServerId server = 0;  // of the main connection, for those that are not
   std::string run_id;
 };
 
@@ -48,8 +54,8 @@ std::string challenge(std::string_view nonce);
 std::string nonce_of(std::string_view challenge);
 
 /// The client's answer, to be sent as a frame.
-std::string hello_frame(const Credentials& mine, bool main, std::string_view server_nonce,
-                        std::string_view client_nonce);
+std::string hello_frame(const Credentials& mine, bool main, ServerId server,
+                        std::string_view server_nonce, std::string_view client_nonce);
 struct Greeting {
   Hello hello;
   std::string client_nonce;
@@ -62,11 +68,12 @@ std::optional<Greeting> read_hello(std::string_view frame, std::string_view toke
 /// Why a process that has the token is still none of ours: another run id or attempt; empty if it is.
 std::string stranger_text(const Hello& hello, const Credentials& mine);
 
-std::string verdict_frame(Verdict verdict, std::string_view text, std::string_view token,
-                          std::string_view server_nonce, std::string_view client_nonce);
+std::string verdict_frame(Verdict verdict, std::string_view text, ServerId server,
+                          std::string_view token, std::string_view server_nonce, std::string_view client_nonce);
 struct Answer {
   Verdict verdict = Verdict::refused;
   std::string text;
+  ServerId server = 0;
 };
 /// A verdict without the token's HMAC is a refusal, whatever it says.
 Answer read_verdict(std::string_view frame, std::string_view token, std::string_view server_nonce,

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <thread>
 
+#include <lockstep/distributed/limits.h>
 #include <lockstep/distributed/log.h>
 #include <lockstep/distributed/shm/rendezvous.h>
 #include <lockstep/distributed/store/client.h>
@@ -44,9 +44,11 @@ std::shared_ptr<Store> meet(const Environment& env, Milliseconds timeout) {
   LOCKSTEP_CHECK(env.one_host || !env.master_addr.empty(), DistError,
                  "init: ranks on several hosts meet at rank 0's host: set MASTER_ADDR to its name "
                  "or address");
-  const Clock::time_point deadline = Clock::now() + timeout;
+  open_standard_descriptors();
+  const Clock::time_point deadline = deadline_after(timeout);
   const int first = master_port(env), last = std::min(first + kMorePorts, 65535);
-  const SocketAddress master = resolve(env.one_host ? "127.0.0.1" : env.master_addr, first)[0];
+  const SocketAddress master =
+      env.one_host ? loopback_address(first) : resolve(env.master_addr, first)[0];
   auto client = std::make_unique<Store::Client>(Credentials{.run_id = env.run_id,
                                                             .attempt = env.attempt,
                                                             .rank = env.rank,
@@ -66,13 +68,13 @@ std::shared_ptr<Store> meet(const Environment& env, Milliseconds timeout) {
       where.set_port(port);
       if (client->serve(where)) break;
       LOCKSTEP_CHECK(errno == EADDRINUSE || errno == EACCES, DistError, "init: cannot listen at ",
-                     where.text(), ": ", std::strerror(errno));
+                     where.text(), ": ", error_text(errno));
     }
     LOCKSTEP_CHECK(client->server(), DistError, "init: no port of ", first, " .. ", last,
                    " is free on rank 0's host; choose another MASTER_PORT");
     SocketAddress own = client->server()->address();
     if (own.host() == any_address(0).host() || own.host() == "0.0.0.0")
-      own = resolve("127.0.0.1", own.port())[0];
+      own = loopback_address(own.port());
     open = client->knock(own, Milliseconds(5000), deadline + std::chrono::seconds(5), why) ==
            Store::Client::Knock::open;
     LOCKSTEP_CHECK(open, DistError, "init: rank 0 cannot reach its own store: ", why);
@@ -90,7 +92,8 @@ std::shared_ptr<Store> meet(const Environment& env, Milliseconds timeout) {
       where.set_port(port);
       const auto knock = client->knock(where, patience, deadline, why);
       open = knock == Store::Client::Knock::open;
-      if (knock == Store::Client::Knock::refused) refused += str_cat("; ", why);
+      if (knock == Store::Client::Knock::refused || knock == Store::Client::Knock::met)
+        refused += str_cat("; ", why);
       if (Clock::now() >= deadline) break;
     }
     if (open) break;

@@ -14,6 +14,7 @@
 #include <mutex>
 
 #include <lockstep/distributed/log.h>
+#include <lockstep/distributed/quiet_thread.h>
 #include <lockstep/distributed/shm/rendezvous.h>
 #include <lockstep/distributed/store/data.h>
 #include <lockstep/tensor/error.h>
@@ -59,26 +60,20 @@ class StoreServer::Loop {
   Loop(Fd listener, Credentials mine)
       : listener_(std::move(listener)),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        id_(new_id()),
         mine_(std::move(mine)),
         where_(SocketAddress::of_socket(listener_.get()).text()),
         seats_(static_cast<size_t>(mine_.size)) {}
 
-  void run() {
-    while (!finished()) {
-      const std::vector<pollfd> polled = wait();
-      accept_clients(polled[1].revents);
-      size_t i = 2;
-      for (Client& c : clients_) {  // those that have just come stand behind the polled ones
-        if (i == polled.size()) break;
-        serve(c, polled[i++].revents);
-      }
-      look_at_the_clock();
-      remove_the_lost();
+  // Without memory, or randomness, the server ends, and the clients see their connections closed.
+  void run() noexcept {
+    try {
+      while (!finished()) turn();
+      say_goodbye();
+    } catch (const std::exception&) {
+      clients_.clear();
+      listener_.reset();
     }
-    for (Client& c : clients_)
-      if (c.known && c.out.empty())
-        send_all(c.socket.get(), Packer().number(static_cast<uint64_t>(Reply::bye), 1).frame(),
-                 Clock::now());
   }
 
   void stop() {
@@ -95,6 +90,27 @@ class StoreServer::Loop {
   }
 
  private:
+  static ServerId new_id() { return Unpacker(handshake::new_nonce()).number(sizeof(ServerId)); }
+
+  void turn() {
+    const std::vector<pollfd> polled = wait();
+    accept_clients(polled[1].revents);
+    size_t i = 2;
+    for (Client& c : clients_) {  // new ones stand behind the polled ones
+      if (i == polled.size()) break;
+      serve(c, polled[i++].revents);
+    }
+    check_deadlines();
+    remove_the_lost();
+  }
+
+  void say_goodbye() {
+    for (Client& c : clients_)
+      if (c.known && c.out.empty())
+        send_all(c.socket.get(), Packer().number(static_cast<uint64_t>(Reply::bye), 1).frame(),
+                 Clock::now());
+  }
+
   /// What is known of a rank.
   struct Seat {
     bool taken = false, here = false, left = false;
@@ -143,12 +159,13 @@ class StoreServer::Loop {
         }
         return;
       }
+      c.socket.keep_from_children();
       if (strangers_ >= kMostStrangers) drop_oldest_stranger();
       ++strangers_;
       c.nonce = handshake::new_nonce();
       const std::string challenge = handshake::challenge(c.nonce);
       // It fits into an empty send buffer; a socket that does not take it is no use.
-      if (send_all(c.socket.get(), challenge, Clock::now()) != Transfer::done) c.over = true;
+      if (send_all(c.socket.get(), challenge, Clock::now()) != Io::done) c.over = true;
       clients_.push_back(std::move(c));
     }
   }
@@ -220,8 +237,8 @@ class StoreServer::Loop {
       return;
     }
     const auto say = [&](handshake::Verdict verdict, std::string_view text) {
-      c.answer(
-          handshake::verdict_frame(verdict, text, mine_.token, c.nonce, greeting->client_nonce));
+      c.answer(handshake::verdict_frame(verdict, text, id_, mine_.token, c.nonce,
+                                        greeting->client_nonce));
       if (verdict == handshake::Verdict::accepted) return;
       c.waiting.emplace();  // until it hangs up
       c.deadline = Clock::now() + kGreetingTime;
@@ -230,6 +247,15 @@ class StoreServer::Loop {
     if (!greeting->authentic) return say(handshake::Verdict::refused, "refused");
     const std::string stranger = handshake::stranger_text(hello, mine_);
     if (!stranger.empty()) return say(handshake::Verdict::refused, stranger);
+    // A process that meets its ranks again may still find the last server, and its last store the new one.
+    if (hello.main ? is_over() : hello.server != id_)
+      return say(handshake::Verdict::met,
+                 str_cat("the ranks that this store serves have met already",
+                         hello.rank < mine_.size && seats_[static_cast<size_t>(hello.rank)].here
+                             ? str_cat(", rank ", hello.rank, " (pid ",
+                                       seats_[static_cast<size_t>(hello.rank)].pid,
+                                       ") among them: is this rank started twice?")
+                             : std::string()));
     if (hello.size != mine_.size)
       return say(handshake::Verdict::rejected,
                  str_cat("WORLD_SIZE differs: it is ", mine_.size, " on rank 0 and ", hello.size,
@@ -273,6 +299,8 @@ class StoreServer::Loop {
         break;
       case Op::lost:
         return c.answer(lost_reply());
+      case Op::look_up:
+        return c.answer(data_.present(*request));
       case Op::leave:
         if (c.main) seats_[static_cast<size_t>(c.rank)].left = true;
         return c.answer(reply(Reply::ok));
@@ -283,7 +311,7 @@ class StoreServer::Loop {
           if (other.waiting && other.waiting->op == Op::get) advance(other, *other.waiting);
         return;
     }
-    c.deadline = Clock::now() + request->timeout;
+    c.deadline = deadline_after(request->timeout);
     c.waiting = std::move(request);
   }
 
@@ -303,6 +331,9 @@ class StoreServer::Loop {
     return ranks;
   }
 
+  /// Whether the ranks have met, or failed to.
+  bool is_over() const { return joined_ == mine_.size || !join_failure_.empty(); }
+
   void finish_joins(Reply kind, const std::string& text) {
     if (kind != Reply::ok) join_failure_ = text;
     for (Client& c : clients_)
@@ -312,7 +343,7 @@ class StoreServer::Loop {
       }
   }
 
-  void look_at_the_clock() {
+  void check_deadlines() {
     const Clock::time_point now = Clock::now();
     for (Client& c : clients_) {
       if (!c.known && now - c.came >= kGreetingTime) c.over = true;
@@ -369,6 +400,7 @@ class StoreServer::Loop {
   }
 
   Fd listener_, wake_;
+  ServerId id_;
   Credentials mine_;
   std::string where_;
   StoreData data_;
@@ -389,7 +421,7 @@ class StoreServer::Loop {
 StoreServer::StoreServer(Fd listener, Credentials mine)
     : address_(SocketAddress::of_socket(listener.get())),
       loop_(std::make_shared<Loop>(std::move(listener), std::move(mine))),
-      thread_([loop = loop_] { loop->run(); }) {}
+      thread_(quiet_thread("the store's thread", [loop = loop_] { loop->run(); })) {}
 
 StoreServer::~StoreServer() {
   loop_->stop();

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include <lockstep/distributed/limits.h>
 #include <lockstep/tensor/error.h>
 
 namespace lockstep::dist {
@@ -17,36 +18,33 @@ namespace lockstep::dist {
 namespace {
 
 Fd new_socket(int family, int type) {
-  return Fd(::socket(family, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  Fd socket(::socket(family, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  socket.keep_from_children();
+  return socket;
 }
 
 const sockaddr* raw(const SocketAddress& a) {
   return reinterpret_cast<const sockaddr*>(&a.storage);
 }
 
-template <class Io>
-Transfer transfer(int socket, size_t size, short event, Clock::time_point deadline, Io io) {
+template <class Step>
+Io transfer(int socket, size_t size, short event, Clock::time_point deadline, Step step) {
   for (size_t done = 0; done < size;) {
-    const ssize_t n = io(done);
+    const ssize_t n = step(done);
     if (n > 0) {
       done += static_cast<size_t>(n);
       continue;
     }
-    if (n == 0 || (errno != EAGAIN && errno != EINTR)) return Transfer::closed;
+    if (n == 0 || (errno != EAGAIN && errno != EINTR)) return Io::closed;
     const int left = milliseconds_until(deadline);
-    if (left == 0) return Transfer::late;
+    if (left == 0) return Io::late;
     pollfd p{socket, event, 0};
     poll(&p, 1, left);
   }
-  return Transfer::done;
+  return Io::done;
 }
 
 }  // namespace
-
-int milliseconds_until(Clock::time_point deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-  return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
-}
 
 int SocketAddress::port() const {
   // sin_port and sin6_port lie in the same place.
@@ -104,6 +102,24 @@ std::vector<SocketAddress> resolve(const std::string& host, int port) {
   return all;
 }
 
+SocketAddress loopback_address(int port) {
+  SocketAddress a;
+  auto& four = reinterpret_cast<sockaddr_in&>(a.storage);
+  four.sin_family = AF_INET;
+  four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  a.length = sizeof four;
+  const Fd probe = new_socket(AF_INET, SOCK_DGRAM);
+  if (!probe || bind(probe.get(), raw(a), a.length) != 0) {
+    auto& six = reinterpret_cast<sockaddr_in6&>(a.storage);
+    six = {};
+    six.sin6_family = AF_INET6;
+    six.sin6_addr = in6addr_loopback;
+    a.length = sizeof six;
+  }
+  a.set_port(port);
+  return a;
+}
+
 SocketAddress any_address(int port) {
   SocketAddress a;
   // One IPv6 socket serves both families; where there is no IPv6 it is IPv4.
@@ -150,7 +166,7 @@ Fd connect_to(const SocketAddress& where, Clock::time_point deadline, std::strin
     }
   }
   if (error != 0) {
-    why = str_cat(where.text(), ": ", std::strerror(error));
+    why = str_cat(where.text(), ": ", error_text(error));
     return {};
   }
   // Among the ports that connecting takes may be the very one that is asked for: a socket that is
@@ -171,13 +187,13 @@ std::string address_towards(const SocketAddress& where) {
   return SocketAddress::of_socket(socket.get()).host();
 }
 
-Transfer send_all(int socket, std::string_view bytes, Clock::time_point deadline) {
+Io send_all(int socket, std::string_view bytes, Clock::time_point deadline) {
   return transfer(socket, bytes.size(), POLLOUT, deadline, [&](size_t done) {
     return send(socket, bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
   });
 }
 
-Transfer receive_all(int socket, std::span<char> bytes, Clock::time_point deadline) {
+Io receive_all(int socket, std::span<char> bytes, Clock::time_point deadline) {
   return transfer(socket, bytes.size(), POLLIN, deadline, [&](size_t done) {
     return recv(socket, bytes.data() + done, bytes.size() - done, 0);
   });

@@ -11,11 +11,10 @@
 #include <string_view>
 #include <vector>
 
+#include <lockstep/distributed/deadline.h>
 #include <lockstep/distributed/fd.h>
 
 namespace lockstep::dist {
-
-using Clock = std::chrono::steady_clock;
 
 /// Where a socket is: an address of IPv4 or IPv6, and a port.
 struct SocketAddress {
@@ -33,10 +32,12 @@ struct SocketAddress {
 
 /// All addresses of a name or a number. Throws DistError when there are none.
 std::vector<SocketAddress> resolve(const std::string& host, int port);
+/// The address of this host for itself: 127.0.0.1, or ::1 where there is no IPv4.
+SocketAddress loopback_address(int port);
 /// Every interface, for listening.
 SocketAddress any_address(int port);
 
-/// A listening socket that can take its port again right after it was closed; invalid when the port
+/// A listening socket that forked children do not keep, and that can take its port again right after it was closed; invalid when the port
 /// is taken or the address is not ours, and errno says which.
 Fd listen_at(const SocketAddress& where);
 /// A connected socket, non-blocking; invalid when that failed, and `why` says how.
@@ -44,11 +45,9 @@ Fd connect_to(const SocketAddress& where, Clock::time_point deadline, std::strin
 /// This host's numeric address on the interface that reaches `where`; empty when none does.
 std::string address_towards(const SocketAddress& where);
 
-enum class Transfer { done, closed, late };
-Transfer send_all(int socket, std::string_view bytes, Clock::time_point deadline);
-Transfer receive_all(int socket, std::span<char> bytes, Clock::time_point deadline);
-
-/// A time limit as poll() takes it, rounded up; 0 when it is over.
-int milliseconds_until(Clock::time_point deadline);
+/// How sending or receiving ended.
+enum class Io { done, closed, late };
+Io send_all(int socket, std::string_view bytes, Clock::time_point deadline);
+Io receive_all(int socket, std::span<char> bytes, Clock::time_point deadline);
 
 }  // namespace lockstep::dist

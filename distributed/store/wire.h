@@ -17,7 +17,7 @@ inline constexpr size_t kMostGreetingBytes = 512;    // of a frame, before it is
 inline constexpr size_t kMostRequestBytes = kMostValueBytes + kMostKeys * 64 + kMostKeyBytes;
 inline constexpr size_t kMostReplyBytes = kMostTotalBytes + kMostValueBytes + 64;
 
-enum class Op : uint8_t { set = 1, tell, set_once, get, add, remove, lost, join, leave };
+enum class Op : uint8_t { set = 1, tell, set_once, get, add, remove, lost, join, leave, look_up };
 enum class Reply : uint8_t {
   ok = 1,
   late,   // the deadline passed; text: what is missing

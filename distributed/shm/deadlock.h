@@ -1,0 +1,60 @@
+// Deadlocks between groups. Ranks that wait in different groups for each other will wait until a
+// deadline: rank 0 in an all_reduce of one group, rank 1 in one of another. The rule: a rank is blocked
+// while its only thread that is not the library's waits for one call; it waits for the ranks that have
+// not made that call. A cycle of blocked ranks, each of which has been blocked for a second, is a
+// deadlock, whatever else is under way: none of them can make its call. A rank that computes is in no
+// cycle, and one with further threads of its own counts as computing.
+//
+// A rank that is blocked says so in its place of the shared memory. Whoever finds a cycle twice, with
+// the same waits, whose missing ranks were all determined anew after the first time, condemns them.
+#pragma once
+
+#include <functional>
+#include <thread>
+
+#include <lockstep/distributed/shm/peers.h>
+
+namespace lockstep::dist {
+
+/// What a call waits for.
+struct Obstacle {
+  std::string call;          // "all_reduce(sum) of f32 [1], sequence number 3, of child 1 of ..."
+  std::vector<int> missing;  // the peers that have not made it
+};
+
+/// A wait under way; lives on the waiting thread's stack.
+class BlockedWait {
+ public:
+  BlockedWait(Peers& peers, std::function<Obstacle()> obstacle);
+  /// Takes this rank's mark back.
+  ~BlockedWait();
+  BlockedWait(const BlockedWait&) = delete;
+
+  std::thread::id thread() const { return thread_; }
+  /// Called before each sleep: keeps this rank's mark up to date, and looks at the others'. Returns
+  /// what the deadlock is that this wait is part of; empty when there is none.
+  std::string look();
+
+ private:
+  /// One rank of a cycle as it was seen.
+  struct Seen {
+    int rank;
+    uint64_t stamp, looks;
+  };
+  BlockedMark& mark(int rank) const { return peers_.seat(rank).blocked; }
+  void publish(Clock::time_point now);
+  std::vector<Seen> find_cycle() const;
+  bool holds(const std::vector<Seen>& cycle) const;
+  bool was_renewed(const std::vector<Seen>& cycle) const;
+  std::string condemn(const std::vector<Seen>& cycle) const;
+
+  const LibraryThread counted_;
+  Peers& peers_;
+  std::function<Obstacle()> obstacle_;
+  std::thread::id thread_ = std::this_thread::get_id();
+  Clock::time_point begin_ = Clock::now(), next_look_;
+  uint64_t stamp_ = 0;
+  std::vector<Seen> cycle_;
+};
+
+}  // namespace lockstep::dist

@@ -1,0 +1,42 @@
+// One handler of fork() for the whole library: it gives the child another number than its parent has.
+#include <lockstep/tensor/process.h>
+
+#include <pthread.h>
+#include <sys/stat.h>
+
+#include <atomic>
+
+namespace lockstep {
+namespace {
+
+std::atomic<uint64_t> process{0};
+std::atomic<int> library_threads{0};
+thread_local int nested = 0;
+
+const int registered = pthread_atfork(nullptr, nullptr, [] {
+  process.fetch_add(1, std::memory_order_relaxed);
+  library_threads.store(nested > 0 ? 1 : 0, std::memory_order_relaxed);
+});
+
+}  // namespace
+
+Origin::Origin() : process_(process.load(std::memory_order_relaxed)) {}
+bool Origin::is_here() const { return process_ == process.load(std::memory_order_relaxed); }
+
+LibraryThread::LibraryThread() {
+  if (nested++ == 0) count_library_threads(1);
+}
+LibraryThread::~LibraryThread() {
+  if (--nested == 0) count_library_threads(-1);
+}
+
+void count_library_threads(int by) { library_threads.fetch_add(by, std::memory_order_relaxed); }
+
+int foreign_threads() {
+  struct stat threads {};
+  // The folder of threads has a link from each, and the usual two.
+  if (stat("/proc/self/task", &threads) != 0 || threads.st_nlink < 3) return 1;
+  return static_cast<int>(threads.st_nlink) - 2 - library_threads.load(std::memory_order_relaxed);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,36 @@
+// What the library knows of its process. After fork() the child holds copies of its parent's objects, but
+// neither its threads nor its place among the ranks: an Origin tells an object whether it still is in
+// the process that made it. And how many threads there are beside the library's own.
+#pragma once
+
+#include <cstdint>
+
+#include <lockstep/tensor/export.h>
+
+namespace lockstep {
+
+/// A member of what must not be used, and whose threads and locks must not be touched, in a forked
+/// child. Such an object is leaked there.
+class LOCKSTEP_API Origin {
+ public:
+  Origin();
+  bool is_here() const;
+
+ private:
+  uint64_t process_;
+};
+
+/// Counts the calling thread as one that starts no work of its own while this lives: a thread of the
+/// library, or a thread that is blocked in one of its calls. May be nested.
+class LOCKSTEP_API LibraryThread {
+ public:
+  LibraryThread();
+  ~LibraryThread();
+  LibraryThread(const LibraryThread&) = delete;
+};
+/// The same for threads that another library has started for this one, or that have ended.
+LOCKSTEP_API void count_library_threads(int by);
+/// How many other threads this process has; 1 where the system does not say.
+LOCKSTEP_API int foreign_threads();
+
+}  // namespace lockstep
