@@ -24,8 +24,7 @@ struct Conv2d {
   static inline Kernel<void(const ConvShape&, const Tensor&, const Tensor&, const Tensor&,
                             const Tensor&)>
       kernel{"conv2d", cpu::conv_forward};
-  static inline Kernel<void(const ConvShape&, const Tensor&, const Tensor&, const Tensor&,
-                            const Tensor&)>
+  static inline Kernel<void(const ConvShape&, const Tensor&, const Tensor&, const Tensor&)>
       weights_kernel{"conv2d", cpu::conv_backward_weights};
   ConvShape s;
 
@@ -38,19 +37,17 @@ struct Conv2d {
 
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
     const Tensor &x = saved.input(0), &w = saved.input(1);
-    if (is_grad_enabled()) {
-      if (dx.needed(1)) dx.set(1, weights(s, x, dy));
-      if (dx.needed(2)) dx.set(2, dy.sum({0, 2, 3}));
-    } else if (dx.needed(1) || dx.needed(2)) {
-      const TensorOptions like{.dtype = dy.dtype(), .device = dy.device()};
-      auto place = [&](int i, const Shape& shape) {
-        return dx.destination(i).defined() ? dx.destination(i) : empty(shape, like);
-      };
-      const Tensor dw = place(1, w.shape()), db = dx.needed(2) ? place(2, {s.o}) : Tensor();
-      weights_kernel.on(dy.device())(s, channels_last(x), channels_last(dy), dw, db);
-      if (dx.needed(1)) dx.set(1, dw);
-      if (dx.needed(2)) dx.set(2, db);
+    if (dx.needed(1) && is_grad_enabled()) {
+      dx.set(1, weights(s, x, dy));
+    } else if (dx.needed(1)) {
+      const Tensor given = dx.destination(1);
+      const Tensor dw = given.defined()
+                            ? given
+                            : empty(w.shape(), {.dtype = dy.dtype(), .device = dy.device()});
+      weights_kernel.on(dy.device())(s, channels_last(x), channels_last(dy), dw);
+      dx.set(1, dw);
     }
+    if (dx.needed(2)) dx.set(2, dy.sum({0, 2, 3}));
     if (dx.needed(0)) dx.set(0, data(s, dy, w));
   }
 };
@@ -79,7 +76,7 @@ struct ConvWeights {
   Tensor forward(const Tensor& x, const Tensor& dy) const {
     Tensor dw =
         empty({s.o, s.c / s.groups, s.kh, s.kw}, {.dtype = x.dtype(), .device = x.device()});
-    Conv2d::weights_kernel.on(x.device())(s, channels_last(x), channels_last(dy), dw, Tensor());
+    Conv2d::weights_kernel.on(x.device())(s, channels_last(x), channels_last(dy), dw);
     return dw;
   }
   void backward(const Saved& saved, const Tensor& ddw, InputGradients& out) const {

@@ -36,7 +36,7 @@ struct LayerNorm {
     const Tensor x = saved.input(0);
     const Tensor dy = dy_shaped.reshape(x.shape());  // [M, n]
     const Tensor weight = has_weight ? saved.input(1) : Tensor();
-    if (is_grad_enabled()) return backward_by_ops(x, weight, dy, dx);
+    if (is_grad_enabled()) return backward_by_ops(x, weight, saved.kept(0), dy, dx);
     const TensorOptions options{.dtype = x.dtype(), .device = x.device()};
     auto place = [&](int i, const Shape& shape) {
       if (!dx.needed(i)) return Tensor();
@@ -52,8 +52,8 @@ struct LayerNorm {
     if (dbias.defined()) dx.set(2, dbias);
   }
 
-  void backward_by_ops(const Tensor& x, const Tensor& weight, const Tensor& dy,
-                       InputGradients& dx) const {
+  void backward_by_ops(const Tensor& x, const Tensor& weight, const Tensor& statistics,
+                       const Tensor& dy, InputGradients& dx) const {
     const Tensor range = detail::range_scale(statistics.narrow(1, 2, 1));  // [M, 1]
     const Tensor scaled = x * range, about_mean = scaled - mean(scaled, {1}, true);
     const Tensor centred = about_mean - mean(about_mean, {1}, true);  // the mean was rounded
