@@ -1,5 +1,5 @@
 // Random programs: the library against plain arrays of double and finite differences, and against itself
-// in other layouts, dtypes and thread counts. LOCKSTEP_PROGRAMS is how many (1000); LOCKSTEP_PROGRAMS_SEED
+// in other layouts, dtypes and thread counts. LOCKSTEP_PROGRAMS is how many (2000); LOCKSTEP_PROGRAMS_SEED
 // where their seeds start; LOCKSTEP_PROGRAMS_DUMP a file that programs_torch.py runs through PyTorch.
 #include "programs.h"
 
@@ -241,7 +241,7 @@ void dump(std::ostream& out, const Program& p, const Run& r) {
 TEST_CASE("random programs agree with plain arrays, finite differences, other layouts and f32") {
   const char* file = std::getenv("LOCKSTEP_PROGRAMS_DUMP");
   std::ofstream out(file ? file : "/dev/null");
-  uint64_t n = count(1000), refused = 0;
+  uint64_t n = count(2000), refused = 0;
   for_each_program(n, false, [&](const Program& p, double loss) {
     const Run r = run(p, DType::f64, Layout::contiguous, p.smooth);
     if (file) dump(out, p, r);
@@ -268,7 +268,7 @@ TEST_CASE("random programs agree with plain arrays, finite differences, other la
 
 TEST_CASE("random programs of larger tensors give the same bits on one thread and on three") {
   const int before = get_num_threads();
-  for_each_program(count(1000) / 40 + 1, true, [&](const Program& p, double loss) {
+  for_each_program(count(2000) / 40 + 1, true, [&](const Program& p, double loss) {
     std::vector<Run> runs;
     for (int threads : {1, 3}) {
       set_num_threads(threads);
