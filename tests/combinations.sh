@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # combinations.sh: g++ and clang++, each with the system's oneDNN (Debian 12: 2.6), with oneDNN 3.2 from wheels of
-# PyPI, and without. Builds the library in each way and runs the tests that depend on it; then configures with a
-# oneDNN of another version, on another runtime, with another version's header and with a broken library, which all
-# must lead to a build without it that says why. Needs pip; takes some fifteen minutes on two cores.
+# PyPI, and without. Builds the library in each way and runs the tests that depend on it, and builds everything with
+# clang++; then configures with a oneDNN of another version, on another runtime, with another version's header and with
+# a broken library, which all must lead to a build without it that says why. Needs pip; takes half an hour on two cores.
 set -euo pipefail
 lockstep_root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$lockstep_root"
@@ -56,6 +56,9 @@ for cxx in g++ "$clang"; do
   report "$name, oneDNN 3" build_and_test "with oneDNN 3.2" "-DCMAKE_CXX_COMPILER=$cxx" "-DCMAKE_PREFIX_PATH=$work/onednn-3"
   report "$name, no oneDNN" build_and_test "without oneDNN.* LOCKSTEP_ONEDNN is off" "-DCMAKE_CXX_COMPILER=$cxx" -DLOCKSTEP_ONEDNN=OFF
 done
+
+build_all() { configure "" "$@" -DLOCKSTEP_APPS=ON -DLOCKSTEP_GLOO=ON && cmake --build "$work/build"; }
+report "$(basename "$clang"), everything" build_all "-DCMAKE_CXX_COMPILER=$clang"
 
 # altered FILE SED-COMMAND: oneDNN 3 with another header
 altered() {
