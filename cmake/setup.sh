@@ -55,8 +55,8 @@ lockstep_setup() {
   lockstep_list need
   needed=("${missing[@]}")
   if command -v apt-get >/dev/null && { [ "$(id -u)" -eq 0 ] || [ "${CI:-}" = true ] || [ "${1:-}" = --install ]; }; then
-    [ -n "${needed[0]}${wanted[0]}" ] || return 0
-    echo "Installing with apt-get (one to three minutes):${needed[0]}${wanted[0]}"
+    [ -n "${needed[0]}${wanted[0]}" ] || { echo "  nothing is missing"; return 0; }
+    echo "  Installing with apt-get (one to three minutes):${needed[0]}${wanted[0]}"
     # shellcheck disable=SC2086
     lockstep_install ${needed[0]} ${wanted[0]} && return 0
     echo "Trying again without what is not strictly needed ..." >&2
@@ -64,7 +64,10 @@ lockstep_setup() {
     [ -z "${needed[0]}" ] || lockstep_install ${needed[0]}
     return
   fi
-  [ -n "${needed[0]}" ] || return 0
+  if [ -z "${needed[0]}" ]; then
+    [ -z "${wanted[0]}" ] && echo "  nothing is missing" || echo "  nothing is missing that is needed; optional (names on Debian):${wanted[0]}"
+    return 0
+  fi
   {
     echo "Packages are missing that Lockstep needs. To install them:"
     echo "  Debian, Ubuntu:  apt-get install --no-install-recommends${needed[0]}${wanted[0]}"
@@ -78,6 +81,14 @@ lockstep_setup() {
   return 1
 }
 
+# lockstep_minutes N: how long N minutes of one processor take here, as text.
+lockstep_minutes() {
+  local processors minutes
+  processors=$(nproc)
+  minutes=$((($1 + processors - 1) / processors))
+  echo "about $minutes minute$([ $minutes -eq 1 ] || echo s) on $processors processor$([ "$processors" -eq 1 ] || echo s)"
+}
+
 # lockstep_build FOLDER [cmake options ...] [-- targets ...]
 lockstep_build() {
   local folder=$1 options=() log
@@ -86,7 +97,7 @@ lockstep_build() {
   [ $# -gt 0 ] && shift
   mkdir -p "$folder"
   log=$folder/configure.log
-  echo "Configuring in $folder ..."
+  echo "  Configuring in $folder ..."
   cmake -S "$lockstep_root" -B "$folder" -G Ninja "${options[@]}" >"$log" 2>&1 || { cat "$log" >&2; return 1; }
   sed -n 's/^-- \(Lockstep with.*\)/  \1/p' "$log"
   cmake --build "$folder" ${1:+--target "$@"} || return 1
