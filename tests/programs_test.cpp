@@ -1,5 +1,5 @@
 // Random programs: the library against plain arrays of double and finite differences, and against itself
-// in other layouts, dtypes and thread counts. LOCKSTEP_PROGRAMS is how many (1000); LOCKSTEP_PROGRAMS_SEED
+// in other layouts, dtypes and thread counts. LOCKSTEP_PROGRAMS is how many (2000); LOCKSTEP_PROGRAMS_SEED
 // where their seeds start; LOCKSTEP_PROGRAMS_DUMP a file that programs_torch.py runs through PyTorch.
 // LOCKSTEP_TEST_FRACTION=0.1 runs every tenth of them, from LOCKSTEP_TEST_SEED (modulo ten) on.
 #include "programs.h"
@@ -249,7 +249,7 @@ TEST_CASE("random programs agree with plain arrays, finite differences, other la
   std::ofstream out(file ? file : "/dev/null");
   uint64_t refused = 0;
   const uint64_t ran = for_each_program(
-      number("LOCKSTEP_PROGRAMS", 1000), false, [&](const Program& p, double loss) {
+      number("LOCKSTEP_PROGRAMS", 2000), false, [&](const Program& p, double loss) {
         const Run r = run(p, DType::f64, Layout::contiguous, p.smooth);
         if (file) dump(out, p, r);
         CHECK(difference({r.loss}, {{loss}}) < 1e-11);
@@ -275,7 +275,7 @@ TEST_CASE("random programs agree with plain arrays, finite differences, other la
 
 TEST_CASE("random programs of larger tensors give the same bits on one thread and on three") {
   const int before = get_num_threads();
-  for_each_program(number("LOCKSTEP_PROGRAMS", 1000) / 40 + 1, true,
+  for_each_program(number("LOCKSTEP_PROGRAMS", 2000) / 40 + 1, true,
                    [&](const Program& p, double loss) {
                      std::vector<Run> runs;
                      for (int threads : {1, 3}) {

@@ -1,6 +1,6 @@
 """Runs the programs that programs_test wrote (LOCKSTEP_PROGRAMS_DUMP) through PyTorch and compares losses and
-gradients in f64: programs_torch.py FILE. Ends with 1 if any differs, or if one backward refuses what the other
-computes."""
+gradients in f64: programs_torch.py FILE. Ends with 1 if any differs; programs that one of the two refuses for an in-place
+op on what backward needs are counted."""
 import json
 import sys
 
