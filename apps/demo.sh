@@ -8,9 +8,10 @@ lockstep_root=$(cd "$(dirname "$0")/.." && pwd)
 source "$lockstep_root/cmake/setup.sh"
 install=
 [ "${1:-}" != --install ] || { install=$1; shift; }
+echo "1/3 Set-up: what is missing to build Lockstep."
 lockstep_setup $install
-echo "Building the library, the demo and the launcher: two minutes on two cores the first time."
+echo "2/3 Build of the library, the demo and the launcher: $(lockstep_minutes 5) the first time."
 lockstep_build "$lockstep_root/build" -DCMAKE_BUILD_TYPE=Release -- mnist lockstep-run
-echo "Training on two ranks: about a minute."
+echo "3/3 Training on two ranks: a minute or two. The model goes to build/mnist.safetensors."
 exec "$lockstep_root/build/bin/lockstep-run" -n 2 "$lockstep_root/build/bin/mnist" \
   --data "$lockstep_root/data/mnist" --save "$lockstep_root/build/mnist.safetensors" "$@"

@@ -6,8 +6,8 @@ if(LOCKSTEP_HAS_GLOO)
   install(TARGETS lockstep_gloo LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 install(FILES lockstep.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep)
-foreach(floor ${LOCKSTEP_FLOORS})
-  install(DIRECTORY ${floor}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep/${floor}
+foreach(folder ${LOCKSTEP_FOLDERS})
+  install(DIRECTORY ${folder}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep/${folder}
     FILES_MATCHING PATTERN "*.h" PATTERN "cpu" EXCLUDE PATTERN "mnist" EXCLUDE
     PATTERN "shm" EXCLUDE PATTERN "store" EXCLUDE PATTERN "hosts" EXCLUDE PATTERN "gloo" EXCLUDE
     PATTERN "launch" EXCLUDE PATTERN "checkpoints" EXCLUDE)

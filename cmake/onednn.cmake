@@ -3,6 +3,7 @@
 # Sets LOCKSTEP_HAS_ONEDNN and, where that is true, makes the target `onednn`.
 set(LOCKSTEP_HAS_ONEDNN OFF)
 if(NOT LOCKSTEP_ONEDNN)
+  message(STATUS "Lockstep without oneDNN, products and convolutions by Eigen: LOCKSTEP_ONEDNN is off")
   return()
 endif()
 
@@ -10,7 +11,8 @@ endif()
 function(lockstep_check_onednn)
   set(headers ${ONEDNN_INCLUDE}/oneapi/dnnl)
   if(NOT ONEDNN_INCLUDE OR NOT ONEDNN_LIBRARY)
-    set(reason "none was found" PARENT_SCOPE)
+    lockstep_package(oneapi/dnnl/dnnl.hpp packages)
+    set(reason "none was found; it is in ${packages}" PARENT_SCOPE)
     return()
   endif()
   file(STRINGS ${headers}/dnnl_version.h version REGEX "define DNNL_VERSION_MAJOR")
@@ -26,7 +28,7 @@ function(lockstep_check_onednn)
     return()
   endif()
   try_run(code compiled ${CMAKE_CURRENT_BINARY_DIR} ${CMAKE_CURRENT_SOURCE_DIR}/cmake/onednn_probe.cpp
-    CMAKE_FLAGS -DINCLUDE_DIRECTORIES=${ONEDNN_INCLUDE} LINK_LIBRARIES ${ONEDNN_LIBRARY}
+    NO_CACHE CMAKE_FLAGS -DINCLUDE_DIRECTORIES=${ONEDNN_INCLUDE} LINK_LIBRARIES ${ONEDNN_LIBRARY}
     RUN_OUTPUT_VARIABLE output)
   if(NOT compiled)
     set(reason "no program can be linked with ${ONEDNN_LIBRARY}; see CMakeFiles/CMakeError.log" PARENT_SCOPE)

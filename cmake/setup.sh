@@ -1,42 +1,27 @@
 # Sourced by scripts under `set -euo pipefail` that set lockstep_root: finds what this machine lacks to build Lockstep,
 # installs it where apt-get can and may, or says what to install; then configures and builds.
 
-# what has to be found | Debian | Fedora | Arch | openSUSE
-lockstep_needs=(
-  "command:${CXX:-c++}  | g++                 | gcc-c++          | gcc             | gcc-c++"
-  "command:cmake        | cmake               | cmake            | cmake           | cmake"
-  "command:ninja        | ninja-build         | ninja-build      | ninja           | ninja"
-  "header:zlib.h        | zlib1g-dev          | zlib-devel       | zlib            | zlib-devel"
-  "header:hwy/highway.h | libhwy-dev          | highway-devel    | highway         | highway-devel"
-  "header:nlohmann/json.hpp | nlohmann-json3-dev | json-devel    | nlohmann-json   | nlohmann_json-devel"
-  "header:CLI/CLI.hpp   | libcli11-dev        | cli11-devel      | cli11           | cli11-devel"
-  "header:doctest/doctest.h | doctest-dev     | doctest-devel    | doctest         | doctest-devel"
-  "header:eigen3/Eigen/Core | libeigen3-dev   | eigen3-devel     | eigen           | eigen3-devel"
-  "header:sodium.h      | libsodium-dev       | libsodium-devel  | libsodium       | libsodium-devel"
-)
-# What may be missing: fast products, and the backend for ranks on several hosts.
-lockstep_wants=(
-  "header:oneapi/dnnl/dnnl.hpp | libdnnl-dev  | onednn-devel     | onednn          | onednn-devel"
-  "header:gloo/context.h | libgloo-dev        | gloo-devel       |                 |"
-)
-
-lockstep_has() {  # command:NAME or header:NAME
+# lockstep_has command:NAME or header:NAME. Headers are looked for in the folders of CMAKE_PREFIX_PATH too, as CMake does.
+lockstep_has() {
+  local path=${CPATH:-}${CMAKE_PREFIX_PATH:+:${CMAKE_PREFIX_PATH//://include:}/include}
   case $1 in
+    command:c++) command -v "${CXX:-c++}" >/dev/null ;;
     command:*) command -v "${1#*:}" >/dev/null ;;
-    header:*) printf '#if !__has_include(<%s>)\n#error\n#endif\n' "${1#*:}" | "${CXX:-c++}" -x c++ -E - >/dev/null 2>&1 ;;
+    header:*) printf '#if !__has_include(<%s>)\n#error\n#endif\n' "${1#*:}" |
+      CPATH=${path#:} "${CXX:-c++}" -x c++ -E - >/dev/null 2>&1 ;;
   esac
 }
 
-# lockstep_list ROW ...: sets `missing` to the names of the packages that are missing, on each distribution.
+# lockstep_list KIND: sets `missing` to the names of the packages of packages.txt of that kind (need or optional) that
+# are missing: Debian's, Fedora's, Arch's, openSUSE's.
 lockstep_list() {
-  local row what names
+  local kind what names i
   missing=("" "" "" "")
-  for row in "$@"; do
-    IFS='|' read -r what names <<<"${row// /}"
-    lockstep_has "$what" && continue
+  while IFS='|' read -r kind what names; do
+    if [ "$kind" != "$1" ] || lockstep_has "$what"; then continue; fi
     IFS='|' read -ra names <<<"$names"
     for i in 0 1 2 3; do missing[i]+="${names[i]:+ ${names[i]}}"; done
-  done
+  done < <(tr -d ' ' <"$lockstep_root/cmake/packages.txt")
 }
 
 # lockstep_apt COMMAND ...: apt-get, which shows how many packages are ready, and its own words when it fails.
@@ -65,13 +50,13 @@ lockstep_install() {  # PACKAGE ...
 # --install; otherwise it says what is missing and who can install it.
 lockstep_setup() {
   local missing needed wanted
-  lockstep_list "${lockstep_wants[@]}"
+  lockstep_list optional
   wanted=("${missing[@]}")
-  lockstep_list "${lockstep_needs[@]}"
+  lockstep_list need
   needed=("${missing[@]}")
   if command -v apt-get >/dev/null && { [ "$(id -u)" -eq 0 ] || [ "${CI:-}" = true ] || [ "${1:-}" = --install ]; }; then
-    [ -n "${needed[0]}${wanted[0]}" ] || return 0
-    echo "Installing with apt-get (one to three minutes):${needed[0]}${wanted[0]}"
+    [ -n "${needed[0]}${wanted[0]}" ] || { echo "  nothing is missing"; return 0; }
+    echo "  Installing with apt-get (one to three minutes):${needed[0]}${wanted[0]}"
     # shellcheck disable=SC2086
     lockstep_install ${needed[0]} ${wanted[0]} && return 0
     echo "Trying again without what is not strictly needed ..." >&2
@@ -79,17 +64,29 @@ lockstep_setup() {
     [ -z "${needed[0]}" ] || lockstep_install ${needed[0]}
     return
   fi
-  [ -n "${needed[0]}" ] || return 0
+  if [ -z "${needed[0]}" ]; then
+    [ -z "${wanted[0]}" ] && echo "  nothing is missing" || echo "  nothing is missing that is needed; optional (names on Debian):${wanted[0]}"
+    return 0
+  fi
   {
     echo "Packages are missing that Lockstep needs. To install them:"
     echo "  Debian, Ubuntu:  apt-get install --no-install-recommends${needed[0]}${wanted[0]}"
     echo "  Fedora:          dnf install${needed[1]}${wanted[1]}"
     echo "  Arch:            pacman -S${needed[2]}${wanted[2]}"
     echo "  openSUSE:        zypper install${needed[3]}${wanted[3]}"
-    [ -z "${wanted[0]}" ] || echo "Optional among Debian's are${wanted[0]}: oneDNN makes products fast, Gloo serves ranks on several hosts."
+    [ -z "${wanted[0]}" ] || echo "Of these oneDNN (for speed) and Gloo (for ranks on several hosts) are optional."
+    echo "Where they are in folders of their own:  export CMAKE_PREFIX_PATH=FOLDER:FOLDER"
     ! command -v apt-get >/dev/null || echo "Or run this again with --install as its first argument: it then calls sudo apt-get."
   } >&2
   return 1
+}
+
+# lockstep_minutes N: how long N minutes of one processor take here, as text.
+lockstep_minutes() {
+  local processors minutes
+  processors=$(nproc)
+  minutes=$((($1 + processors - 1) / processors))
+  echo "about $minutes minute$([ $minutes -eq 1 ] || echo s) on $processors processor$([ "$processors" -eq 1 ] || echo s)"
 }
 
 # lockstep_build FOLDER [cmake options ...] [-- targets ...]
@@ -100,7 +97,7 @@ lockstep_build() {
   [ $# -gt 0 ] && shift
   mkdir -p "$folder"
   log=$folder/configure.log
-  echo "Configuring in $folder ..."
+  echo "  Configuring in $folder ..."
   cmake -S "$lockstep_root" -B "$folder" -G Ninja "${options[@]}" >"$log" 2>&1 || { cat "$log" >&2; return 1; }
   sed -n 's/^-- \(Lockstep with.*\)/  \1/p' "$log"
   cmake --build "$folder" ${1:+--target "$@"} || return 1

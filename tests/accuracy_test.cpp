@@ -147,6 +147,10 @@ template <class R>
 struct Terms {
   R a, b = 0;
 };
+template <class R>
+Terms(R) -> Terms<R>;
+template <class R>
+Terms(R, R) -> Terms<R>;
 /// `exact` takes x and the op's rounded result; `smallest` smallest numbers are allowed beside.
 template <class T, class F>
 void check_derivative(const std::string& name, Function op, F exact, double bound,

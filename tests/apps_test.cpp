@@ -303,7 +303,9 @@ TEST_CASE("a rank killed in mid-training: started again, the run ends as if noth
   CHECK(ranks::failures(wait_for(start_ranks(data, undisturbed.path()))) == "");
   REQUIRE(lines_of(undisturbed / "losses") == 32);  // 256 samples by 2 x 2 x 4, twice
 
-  for (const auto& [killed, steps] : {std::pair{1, size_t{5}}, {0, size_t{19}}}) {
+  for (const auto& fault : {std::pair{1, size_t{5}}, {0, size_t{19}}}) {
+    const int killed = fault.first;
+    const size_t steps = fault.second;
     CAPTURE(killed);
     const TemporaryFolder folder;
     const auto first = start_ranks(data, folder.path());

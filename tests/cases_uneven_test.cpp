@@ -310,13 +310,13 @@ void rank_exits_in_backward(Group g) {
   DistributedDataParallel net{Two{}, g, layouts()[1]};
   step(net);
   net.zero_grad();
-  auto [ya, yb] = net(f64(1));
-  ya.register_hook([&](const Tensor&) -> Tensor {
+  auto y = net(f64(1));
+  y.first.register_hook([&](const Tensor&) -> Tensor {
     if (g.rank() == 1) _exit(1);
     return {};
   });
   const double begin = ranks::now();
-  const std::string text = error_of([&] { (ya + yb).backward(); });
+  const std::string text = error_of([&] { (y.first + y.second).backward(); });
   expect(text, {"rank 1", "died", "last completed"});
   require(ranks::now() - begin < 2.0 * ranks::kPatience, "a death was noticed late");
   for (const Tensor& p : net.parameters()) require(!p.grad().defined(), "a gradient is left");

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# combinations.sh: g++ and clang++, each with the system's oneDNN (Debian 12: 2.6), with oneDNN 3.2 from a wheel of
-# PyPI, and without. Builds the library in each way and runs the tests that depend on it; then shows that a oneDNN
-# that cannot serve leads to a build without it. Some fifteen minutes on two cores. Needs pip.
+# combinations.sh: g++ and clang++, each with the system's oneDNN (Debian 12: 2.6), with oneDNN 3.2 from wheels of
+# PyPI, and without. Builds the library in each way and runs the tests that depend on it, and builds everything with
+# clang++; then configures with a oneDNN of another version, on another runtime, with another version's header and with
+# a broken library, which all must lead to a build without it that says why. Needs pip; takes half an hour on two cores.
 set -euo pipefail
 lockstep_root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$lockstep_root"
@@ -51,10 +52,13 @@ build_and_test() {  # LINE cmake options ...
 
 for cxx in g++ "$clang"; do
   name=$(basename "$cxx")
-  report "$name, the system's oneDNN" build_and_test "with oneDNN 2" "-DCMAKE_CXX_COMPILER=$cxx"
+  report "$name, the system's oneDNN" build_and_test "with oneDNN" "-DCMAKE_CXX_COMPILER=$cxx"
   report "$name, oneDNN 3" build_and_test "with oneDNN 3.2" "-DCMAKE_CXX_COMPILER=$cxx" "-DCMAKE_PREFIX_PATH=$work/onednn-3"
-  report "$name, no oneDNN" build_and_test "" "-DCMAKE_CXX_COMPILER=$cxx" -DLOCKSTEP_ONEDNN=OFF
+  report "$name, no oneDNN" build_and_test "without oneDNN.* LOCKSTEP_ONEDNN is off" "-DCMAKE_CXX_COMPILER=$cxx" -DLOCKSTEP_ONEDNN=OFF
 done
+
+build_all() { configure "" "$@" -DLOCKSTEP_APPS=ON -DLOCKSTEP_GLOO=ON && cmake --build "$work/build"; }
+report "$(basename "$clang"), everything" build_all "-DCMAKE_CXX_COMPILER=$clang"
 
 # altered FILE SED-COMMAND: oneDNN 3 with another header
 altered() {
@@ -64,8 +68,10 @@ altered() {
 }
 altered dnnl_version.h 's/VERSION_MAJOR 3/VERSION_MAJOR 4/'
 report "oneDNN 4" configure "without oneDNN.* of version 4" "-DCMAKE_PREFIX_PATH=$work/altered"
-altered dnnl_config.h 's/DNNL_CPU_RUNTIME DNNL_RUNTIME_OMP/DNNL_CPU_RUNTIME DNNL_RUNTIME_TBB/'
-report "oneDNN on TBB" configure "without oneDNN.* runs on TBB" "-DCMAKE_PREFIX_PATH=$work/altered"
+for runtime in TBB SYCL DPCPP THREADPOOL; do
+  altered dnnl_config.h "s/DNNL_CPU_RUNTIME DNNL_RUNTIME_OMP/DNNL_CPU_RUNTIME DNNL_RUNTIME_$runtime/"
+  report "oneDNN on $runtime" configure "without oneDNN.* runs on $runtime" "-DCMAKE_PREFIX_PATH=$work/altered"
+done
 altered dnnl_version.h 's/VERSION_MINOR 2/VERSION_MINOR 1/'
 report "another version's header" configure "without oneDNN.* do not belong together: 3.2.0 and 3.1" \
   "-DCMAKE_PREFIX_PATH=$work/altered"

@@ -38,9 +38,10 @@ bool same(const Tensor& a, const Tensor& b) {
 }
 void check_same_state(const nn::Module& module, const State& state) {
   CHECK(module.state_dict().size() == state.size());
-  for (const auto& [name, t] : module.state_dict()) {
+  for (const auto& entry : module.state_dict()) {
+    const std::string& name = entry.first;
     CAPTURE(name);
-    CHECK(same(t, find(state, name)));
+    CHECK(same(entry.second, find(state, name)));
   }
 }
 
@@ -73,10 +74,12 @@ void check_pass(nn::Module& module, const Shape& shape, DType dtype, const Funct
   y.backward(dy);
   want.backward(dy);
   CHECK(same(x.grad(), same_x.grad()));
-  for (const auto& [name, p] : module.named_parameters()) {
+  for (const auto& parameter : module.named_parameters()) {
+    const std::string& name = parameter.first;
+    const Tensor grad = parameter.second.grad();
     CAPTURE(name);
-    CHECK(p.grad().defined());
-    CHECK(same(p.grad(), find(state, name).grad()));
+    CHECK(grad.defined());
+    CHECK(same(grad, find(state, name).grad()));
   }
   check_same_state(module, state);
 }

@@ -119,8 +119,9 @@ TEST_CASE(
     int64_t batch, micro_batches;
   };
   for (int64_t n : {60000, 1000, 256 * 2 + 66, 256 * 3 + 64 + 2, 256, 250})
-    for (const auto [ranks, batch, micro_batches] :
-         {Case{4, 16, 4}, Case{2, 32, 4}, Case{1, 256, 1}}) {
+    for (const Case& c : {Case{4, 16, 4}, Case{2, 32, 4}, Case{1, 256, 1}}) {
+      const int ranks = c.ranks;
+      const int64_t batch = c.batch, micro_batches = c.micro_batches;
       CAPTURE(n);
       CAPTURE(ranks);
       // an optimizer step's samples, over all ranks and micro-batches

@@ -183,7 +183,8 @@ TEST_CASE("first and second derivatives, broadcast and 1-d operands too") {
                                            {{2, 3}, {2, 3, 2}},
                                            {{2, 1, 1, 3}, {2, 3, 2}},
                                            {{2, 2, 3}, {3}}};
-  for (const auto& [a, b] : cases) {
+  for (const auto& operands : cases) {
+    const Shape &a = operands.first, &b = operands.second;
     INFO(str_cat(a, " x ", b));
     const Tensor x = random_tensor(a, DType::f64, ++seed).requires_grad_(),
                  y = random_tensor(b, DType::f64, ++seed).requires_grad_();

@@ -56,11 +56,11 @@ TEST_CASE("softmax and losses") {
   compare("log_softmax", 1, [](auto& x) { return log_softmax(x[0] * 3, 2); });
   const std::pair<const char*, Reduction> reductions[] = {
       {"mean", Reduction::mean}, {"sum", Reduction::sum}, {"none", Reduction::none}};
-  for (auto [name, reduction] : reductions)
+  for (const auto& named : reductions)
     for (const char* smoothing : {"0.0", "0.1"})
-      compare(str_cat("cross_entropy_", name, "_", smoothing), 1, [&](auto& x) {
+      compare(str_cat("cross_entropy_", named.first, "_", smoothing), 1, [&](auto& x) {
         return cross_entropy(x[0], golden("cross_entropy/target"),
-                             {.reduction = reduction, .label_smoothing = std::stod(smoothing)});
+                             {.reduction = named.second, .label_smoothing = std::stod(smoothing)});
       });
   compare("cross_entropy_2d", 1, [](auto& x) {
     return cross_entropy(x[0], golden("cross_entropy_2d/target"), {.label_smoothing = 0.2});

@@ -1,6 +1,7 @@
 // Random programs: the library against plain arrays of double and finite differences, and against itself
 // in other layouts, dtypes and thread counts. LOCKSTEP_PROGRAMS is how many (2000); LOCKSTEP_PROGRAMS_SEED
 // where their seeds start; LOCKSTEP_PROGRAMS_DUMP a file that programs_torch.py runs through PyTorch.
+// LOCKSTEP_TEST_FRACTION=0.1 runs every tenth of them, from LOCKSTEP_TEST_SEED (modulo ten) on.
 #include "programs.h"
 
 #include <doctest/doctest.h>
@@ -180,28 +181,33 @@ uint64_t number(const char* variable, uint64_t otherwise) {
   const char* text = std::getenv(variable);
   return text ? std::strtoull(text, nullptr, 10) : otherwise;
 }
-uint64_t count(uint64_t all) {
+/// Whether this run includes program i: every k-th is, for a fraction of 1 / k.
+bool is_chosen(uint64_t i) {
   const char* fraction = std::getenv("LOCKSTEP_TEST_FRACTION");
-  all = number("LOCKSTEP_PROGRAMS", all);
-  return fraction ? static_cast<uint64_t>(static_cast<double>(all) * std::atof(fraction)) + 1 : all;
+  const double part = fraction ? std::atof(fraction) : 1;
+  REQUIRE_MESSAGE((part > 0 && part <= 1), "LOCKSTEP_TEST_FRACTION is in (0, 1]");
+  const uint64_t k = static_cast<uint64_t>(std::lround(1 / part));
+  return i % k == number("LOCKSTEP_TEST_SEED", 0) % k;
 }
 
-/// Calls f for n programs whose values stay small.
+/// Calls f for those of n programs, whose values stay small, that this run includes. Returns how many.
 template <class F>
-void for_each_program(uint64_t n, bool large, F f) {
+uint64_t for_each_program(uint64_t n, bool large, F f) {
+  uint64_t ran = 0;
   uint64_t seed = number("LOCKSTEP_PROGRAMS_SEED", 0) + (large ? 1u << 30 : 0);
   for (uint64_t made = 0; made < n; ++seed) {
     const Program p = programs::Maker(seed, large).make();
     std::vector<V> x;
     for (const Value& v : p.inputs) x.push_back(plain::elements(v));
     const auto loss = plain_loss(p, x);
-    if (!loss) continue;
-    ++made;
+    if (!loss || !is_chosen(made++)) continue;
+    ++ran;
     CAPTURE(seed);
     const std::string text = text_of(p);
     INFO(text);
     f(p, *loss);
   }
+  return ran;
 }
 
 /// One line of JSON: the program, its inputs, and what the library made of it.
@@ -241,43 +247,45 @@ void dump(std::ostream& out, const Program& p, const Run& r) {
 TEST_CASE("random programs agree with plain arrays, finite differences, other layouts and f32") {
   const char* file = std::getenv("LOCKSTEP_PROGRAMS_DUMP");
   std::ofstream out(file ? file : "/dev/null");
-  uint64_t n = count(2000), refused = 0;
-  for_each_program(n, false, [&](const Program& p, double loss) {
-    const Run r = run(p, DType::f64, Layout::contiguous, p.smooth);
-    if (file) dump(out, p, r);
-    CHECK(difference({r.loss}, {{loss}}) < 1e-11);
-    if (r.refused) {
-      ++refused;
-      return;
-    }
-    check_derivatives(p, r);
-    for (Layout layout : {Layout::transposed, Layout::stepped}) {
-      const Run other = run(p, DType::f64, layout, p.smooth);
-      CHECK(difference({other.loss}, {r.loss}) < 1e-12);
-      CHECK(difference(other.gradients, r.gradients) < 1e-11);
-      CHECK(difference(other.second, r.second) < 1e-9);
-    }
-    if (!p.smooth) return;  // rounding may take the other side of a kink
-    const Run single = run(p, DType::f32, Layout::contiguous);
-    CHECK(difference({single.loss}, {r.loss}) < 1e-4);
-    CHECK(difference(single.gradients, r.gradients) < 1e-3);
-  });
-  MESSAGE(refused, " of ", n, " programs overwrite what backward needs");
-  CHECK(refused < n / 2);
+  uint64_t refused = 0;
+  const uint64_t ran = for_each_program(
+      number("LOCKSTEP_PROGRAMS", 2000), false, [&](const Program& p, double loss) {
+        const Run r = run(p, DType::f64, Layout::contiguous, p.smooth);
+        if (file) dump(out, p, r);
+        CHECK(difference({r.loss}, {{loss}}) < 1e-11);
+        if (r.refused) {
+          ++refused;
+          return;
+        }
+        check_derivatives(p, r);
+        for (Layout layout : {Layout::transposed, Layout::stepped}) {
+          const Run other = run(p, DType::f64, layout, p.smooth);
+          CHECK(difference({other.loss}, {r.loss}) < 1e-12);
+          CHECK(difference(other.gradients, r.gradients) < 1e-11);
+          CHECK(difference(other.second, r.second) < 1e-9);
+        }
+        if (!p.smooth) return;  // rounding may take the other side of a kink
+        const Run single = run(p, DType::f32, Layout::contiguous);
+        CHECK(difference({single.loss}, {r.loss}) < 1e-4);
+        CHECK(difference(single.gradients, r.gradients) < 1e-3);
+      });
+  MESSAGE(refused, " of ", ran, " programs overwrite what backward needs");
+  CHECK(refused < ran / 2);
 }
 
 TEST_CASE("random programs of larger tensors give the same bits on one thread and on three") {
   const int before = get_num_threads();
-  for_each_program(count(2000) / 40 + 1, true, [&](const Program& p, double loss) {
-    std::vector<Run> runs;
-    for (int threads : {1, 3}) {
-      set_num_threads(threads);
-      runs.push_back(run(p, DType::f32, Layout::contiguous));
-      runs.push_back(run(p, DType::f64, Layout::contiguous));
-    }
-    CHECK(runs[0] == runs[2]);
-    CHECK(runs[1] == runs[3]);
-    CHECK(difference({runs[1].loss}, {{loss}}) < 1e-9);
-  });
+  for_each_program(number("LOCKSTEP_PROGRAMS", 2000) / 40 + 1, true,
+                   [&](const Program& p, double loss) {
+                     std::vector<Run> runs;
+                     for (int threads : {1, 3}) {
+                       set_num_threads(threads);
+                       runs.push_back(run(p, DType::f32, Layout::contiguous));
+                       runs.push_back(run(p, DType::f64, Layout::contiguous));
+                     }
+                     CHECK(runs[0] == runs[2]);
+                     CHECK(runs[1] == runs[3]);
+                     CHECK(difference({runs[1].loss}, {{loss}}) < 1e-9);
+                   });
   set_num_threads(before);
 }

@@ -9,6 +9,6 @@ source "$lockstep_root/cmake/setup.sh"
 install=
 [ "${1:-}" != --install ] || { install=$1; shift; }
 lockstep_setup $install
-echo "Building everything: some seven minutes on two cores, the first time."
+echo "Building everything: $(lockstep_minutes 14) the first time."
 lockstep_build "$lockstep_root/build" -DCMAKE_BUILD_TYPE=Release
 exec ctest --test-dir "$lockstep_root/build" --output-on-failure -j2 "$@"

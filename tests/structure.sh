@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# structure.sh SOURCE INCLUDE: the house rules that a script can see. Floors include downwards only; every
+# structure.sh SOURCE INCLUDE: the rules of style that a script can check. A folder includes from those below it only; every
 # public header compiles alone; no file is longer than 600 lines.
 set -euo pipefail
 source=$1 include=$2
 cd "$source"
-floors=(tensor autograd nn optim data distributed apps)
+folders=(tensor autograd nn optim data distributed apps)
 bad=0
-for i in "${!floors[@]}"; do
-  for above in "${floors[@]:i+1}"; do
-    grep -rn --include='*.h' --include='*.cpp' "#include <lockstep/$above/" "${floors[i]}" && { echo "  ^ ${floors[i]} may not know $above"; bad=1; }
+for i in "${!folders[@]}"; do
+  for above in "${folders[@]:i+1}"; do
+    grep -rn --include='*.h' --include='*.cpp' "#include <lockstep/$above/" "${folders[i]}" && { echo "  ^ ${folders[i]} may not include $above"; bad=1; }
   done
 done
 while read -r lines file; do
   [ "$lines" -le 600 ] || { echo "$file has $lines lines"; bad=1; }
-done < <(find "${floors[@]}" tests \( -name '*.h' -o -name '*.cpp' \) -exec wc -l {} + | grep -v ' total$')
+done < <(find "${folders[@]}" tests \( -name '*.h' -o -name '*.cpp' \) -exec wc -l {} + | grep -v ' total$')
 export include
 alone() {
   echo "#include <lockstep/$1>" | c++ -std=c++20 -fsyntax-only -Wall -Wextra -Werror -x c++ -I"$include" - ||
@@ -21,7 +21,7 @@ alone() {
 }
 export -f alone
 # What is not installed is seen when the sources beside it compile.
-find "${floors[@]::6}" -name '*.h' ! -name '*-inl.h' ! -path 'tensor/cpu/*' \
+find "${folders[@]::6}" -name '*.h' ! -name '*-inl.h' ! -path 'tensor/cpu/*' \
   \( ! -path 'distributed/*/*' -o -path 'distributed/ddp/*' \) -print0 |
   xargs -0 -P2 -I{} bash -c 'alone {}' || bad=1
 exit $bad

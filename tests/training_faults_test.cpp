@@ -112,7 +112,9 @@ TEST_CASE("rank: fault" * doctest::skip()) {
     text = e.what();
   }
   const double after = ranks::now();
-  const auto [pid, then] = read_word();
+  const auto word = read_word();
+  const auto pid = word.first;
+  const double then = word.second;
   if (fault.mode == "stop" && g.rank() == (victim == 0 ? 1 : 0)) kill(pid, SIGKILL);
   if (g.rank() == victim) {
     CHECK_MESSAGE(contains(text, "the victim gave up"), text);

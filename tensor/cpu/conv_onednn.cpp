@@ -107,10 +107,10 @@ template <class F>
 void for_each_block(Product product, const ConvShape& s, bool with_bias, const Tensor& w, F f) {
   const int64_t block = std::min(s.n, s.images_per_block()), rest = s.n % block;
   const Tensor whole = prepared_weights(product, s.with_images(block), with_bias, w);
-  const Tensor last =
-      rest ? prepared_weights(product, s.with_images(rest), with_bias, w) : whole;
+  const Tensor last = rest ? prepared_weights(product, s.with_images(rest), with_bias, w) : whole;
   parallel_for(s.n, block, [&](int64_t begin, int64_t end) {
-    f(s.with_images(end - begin), end - begin == block ? whole : last, begin);
+    call_onednn("conv2d",
+                [&] { f(s.with_images(end - begin), end - begin == block ? whole : last, begin); });
   });
 }
 
@@ -156,18 +156,20 @@ void conv_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy
   if (!served(s, x)) return im2col_backward_weights(s, x, dy, dw);
   const int64_t block = s.images_per_sum(), blocks = (s.n + block - 1) / block;
   sum_blocks(blocks, s.weights(), dw.data<float>(), [&](int64_t b, float* out) {
-    const int64_t n = b * block;
-    const Compiled& p =
-        compiled(Product::weights, s.with_images(std::min(block, s.n - n)), false);
-    const bool plain = p.w == plain_weights(s);
-    const Tensor own =
-        plain ? Tensor() : empty({static_cast<int64_t>(p.w.get_size() / sizeof(float))});
-    p.primitive.execute(stream(),
-                        {{DNNL_ARG_SRC, wrap(p.x, x.data<float>() + n * s.x_image())},
-                         {DNNL_ARG_DIFF_DST, wrap(p.y, dy.data<float>() + n * s.y_image())},
-                         {DNNL_ARG_DIFF_WEIGHTS, wrap(p.w, plain ? out : own.data_ptr())}});
-    stream().wait();
-    if (!plain) reorder(wrap(p.w, own.data_ptr()), wrap(plain_weights(s), out));
+    call_onednn("conv2d", [&] {
+      const int64_t n = b * block;
+      const Compiled& p =
+          compiled(Product::weights, s.with_images(std::min(block, s.n - n)), false);
+      const bool plain = p.w == plain_weights(s);
+      const Tensor own =
+          plain ? Tensor() : empty({static_cast<int64_t>(p.w.get_size() / sizeof(float))});
+      p.primitive.execute(stream(),
+                          {{DNNL_ARG_SRC, wrap(p.x, x.data<float>() + n * s.x_image())},
+                           {DNNL_ARG_DIFF_DST, wrap(p.y, dy.data<float>() + n * s.y_image())},
+                           {DNNL_ARG_DIFF_WEIGHTS, wrap(p.w, plain ? out : own.data_ptr())}});
+      stream().wait();
+      if (!plain) reorder(wrap(p.w, own.data_ptr()), wrap(plain_weights(s), out));
+    });
   });
 }
 

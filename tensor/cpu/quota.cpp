@@ -10,8 +10,9 @@ namespace lockstep::cpu {
 namespace fs = std::filesystem;
 namespace {
 
-/// The number in a file of a control group, or one of two in version 2's "TIME PERIOD". A limit of
-/// "max" (version 2) or -1 (version 1) is none.
+/// How many threads a quota keeps busy: processor time per period, rounded up. Version 1 has a file for
+/// each of the two numbers, version 2 one for both. A time of "max" (version 2) or -1 (version 1) is no
+/// limit.
 int threads_for(std::istream& time_file, std::istream& period_file) {
   int64_t time = -1, period = 0;
   if (!(time_file >> time && period_file >> period) || time <= 0 || period <= 0) return INT_MAX;

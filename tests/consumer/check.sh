@@ -11,11 +11,24 @@ cmake -S "$source/tests/consumer" -B "$work/installed" -G Ninja -DCMAKE_PREFIX_P
 cmake --build "$work/installed" >/dev/null
 "$work/installed/app"
 
-# The programs that the documentation shows compile as they stand there.
-for page in README.md docs/checkpoints.md; do
-  sed -n '/^```cpp$/,/^```$/p' "$source/$page" | sed '/^```/d' >"$work/shown.cpp"
+# The programs that the documentation shows compile as they stand there, and those that need no data run.
+cat >"$work/program.awk" <<'AWK'
+/^```cpp$/ { text = ""; inside = 1; next }
+/^```$/ { if (inside && text ~ /int main\(/) printf "%s", text; inside = 0 }
+inside { text = text $0 "\n" }
+AWK
+lib=$(dirname "$(find "$work/prefix" -name liblockstep.so)")
+for page in README.md docs/checkpoints.md docs/threads.md docs/adding-an-op.md; do
+  awk -f "$work/program.awk" "$source/$page" >"$work/shown.cpp"
   grep -q 'int main' "$work/shown.cpp"
-  c++ -std=c++20 -Wall -Wextra -Werror -fsyntax-only -I"$work/prefix/include" "$work/shown.cpp"
+  options=(-std=c++20 -Wall -Wextra -Werror -I"$work/prefix/include")
+  case $page in
+    README.md | docs/checkpoints.md) c++ "${options[@]}" -fsyntax-only "$work/shown.cpp" ;;
+    *)
+      c++ "${options[@]}" "$work/shown.cpp" -o "$work/shown" -L"$lib" -llockstep -pthread -Wl,-rpath,"$lib"
+      "$work/shown" || { echo "the program of $page fails"; exit 1; }
+      ;;
+  esac
 done
 
 # The umbrella header may pull in the standard library and Lockstep, and nothing else.
