@@ -24,7 +24,10 @@ std::string class_name(const std::type_info& type) {
 }  // namespace
 
 CallObserver::CallObserver() : outer_(std::exchange(observer, this)) {}
-CallObserver::~CallObserver() { observer = outer_; }
+CallObserver::~CallObserver() {
+  for (CallObserver** o = &observer; *o; o = &(*o)->outer_)
+    if (*o == this) return void(*o = outer_);
+}
 
 namespace detail {
 
@@ -118,6 +121,7 @@ CallScope::~CallScope() {
   }
 }
 
+void permit_calls(Module& module) { module.belongs_.store(true, std::memory_order_relaxed); }
 bool is_observed() { return observer; }
 
 bool CallScope::innermost_is(const Module& module) {
@@ -125,16 +129,19 @@ bool CallScope::innermost_is(const Module& module) {
 }
 
 void CallScope::leave(const Tensor* result) {
-  if (CallObserver* o = std::exchange(observer_, nullptr)) o->leave(module_, result);
+  CallObserver* const entered = std::exchange(observer_, nullptr);
+  for (CallObserver* o = observer; o && entered; o = o->outer_)
+    if (o == entered) return o->leave(module_, result);
 }
 
 void CallScope::check_belongs() const {
   for (const CallScope* call = outer_; call; call = call->outer_) {
+    if (&call->module_ == &module_) return;  // recursion
     for_each_module(call->module_, {}, true);
     if (module_.belongs_) return;
   }
   if (module_.parameters().empty()) {
-    external(module_);
+    permit_calls(module_);
     return;
   }
   const char* caller = outer_->module_.module_type().name;

@@ -14,8 +14,12 @@
 
 namespace lockstep::nn {
 
-/// Notified of the module calls on its thread while it lives (the innermost observer, if several do):
-/// what summary() uses.
+namespace detail {
+class CallScope;
+}
+
+/// Notified of the module calls on its thread while it lives (the latest observer, if several live):
+/// what summary() uses. One that is destroyed during a call hears nothing of its end.
 class LOCKSTEP_API CallObserver {
  public:
   CallObserver();
@@ -27,12 +31,13 @@ class LOCKSTEP_API CallObserver {
   virtual void leave(Module& module, const Tensor* result) = 0;
 
  private:
+  friend class detail::CallScope;
   CallObserver* outer_;
 };
 
-/// Lets other modules' forward call a module that is neither their field nor their argument, for good:
-/// the frozen network behind a metric, a critic that has an optimizer of its own. A field of type
-/// std::reference_wrapper says the same.
+/// Lets other modules' forward call a module that is neither their field nor their argument, for good,
+/// also after it is moved: the frozen network behind a metric, a critic that has an optimizer of its
+/// own. A field of type std::reference_wrapper says the same.
 template <class M>
 M& external(M& module);
 
@@ -87,6 +92,8 @@ void GraphCheck::see(const T& value, std::vector<const TensorBody*>& bodies, boo
   }
 }
 
+/// Lets other modules' forward call this one, as long as it is not moved.
+LOCKSTEP_API void permit_calls(Module& module);
 /// Whether this thread's calls have an observer.
 LOCKSTEP_API bool is_observed();
 
@@ -126,7 +133,7 @@ LOCKSTEP_API void check_not_sliced(const char* op, const Module& module, const s
 template <class T>
 void permit_argument(const T& value) {
   if constexpr (std::is_base_of_v<Module, T>)
-    external(const_cast<T&>(value));
+    permit_calls(const_cast<T&>(value));
   else if constexpr (holder<T> == Holder::reference)
     permit_argument(value.get());
   else if constexpr (holder<T> == Holder::pointer || (std::is_pointer_v<T> && leads_to_part<T>()))

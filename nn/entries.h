@@ -33,4 +33,9 @@ Entries entries_of(const Module& module);
 /// though nothing was constructed since the last check.
 void for_each_module(const Module& module, const ModuleFunction& f, bool always = false);
 
+/// Whether both are the same elements in memory: tied, by one tensor or by two over one storage.
+bool same_elements(const Tensor& a, const Tensor& b);
+/// For each tensor the position of the first in the list that is the same elements.
+std::vector<size_t> first_of_same(const std::vector<Tensor>& tensors);
+
 }  // namespace lockstep::nn::detail

@@ -13,6 +13,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <lockstep/nn/parameter.h>
@@ -98,6 +99,10 @@ consteval bool leads_to_part() {
     return []<size_t... i>(std::index_sequence<i...>) {
       return (leads_to_part<std::tuple_element_t<i, U>>() || ...);
     }(std::make_index_sequence<std::tuple_size_v<U>>());
+  else if constexpr (requires { std::variant_size<U>::value; })
+    return []<size_t... i>(std::index_sequence<i...>) {
+      return (leads_to_part<std::variant_alternative_t<i, U>>() || ...);
+    }(std::make_index_sequence<std::variant_size_v<U>>());
   else
     return false;
 }

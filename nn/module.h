@@ -39,7 +39,6 @@ struct Entries;
 using ModuleFunction =
     std::function<void(const std::string& path, Module& m, const Entries& entries)>;
 void for_each_module(const Module& module, const ModuleFunction& f, bool always);
-class EvalScope;
 }  // namespace detail
 
 class LOCKSTEP_API Module {
@@ -103,19 +102,22 @@ class LOCKSTEP_API Module {
   void convert_to(Device device);
   /// The same for those of floating dtype.
   void convert_to(DType dtype);
-  /// Adds this module to the place that an error on its way out names.
-  void add_place(Error& error) const;
+  /// Adds this module to the place that an error on its way out names; where that fails, the error
+  /// stays as it is.
+  void add_place(Error& error) const noexcept;
 
  private:
   friend class detail::CallScope;
-  friend class detail::EvalScope;
+  friend class EvalGuard;
+  friend void detail::permit_calls(Module& module);
   friend void detail::for_each_module(const Module&, const detail::ModuleFunction&, bool);
   template <class M>
   friend M& external(M& module);
 
   bool training_ = true;
   std::atomic<bool> graph_checked_ = false;  // see detail::GraphCheck
-  std::atomic<bool> belongs_ = false;  // to another module, or external(): may be called inside forward
+  std::atomic<bool> belongs_ = false;  // to another module, or external_: may be called inside forward
+  std::atomic<bool> external_ = false;  // see external()
   // detail::parts_constructed() when the fields of all that is in it were last checked
   mutable std::atomic<uint32_t> checked_at_ = 0;
 };
@@ -128,9 +130,24 @@ auto operator<<(Stream& out, const Module& m) -> decltype(out << std::string()) 
 
 template <class M>
 M& external(M& module) {
-  static_cast<Module&>(module).belongs_.store(true, std::memory_order_relaxed);
+  static_cast<Module&>(module).external_.store(true, std::memory_order_relaxed);
+  detail::permit_calls(module);
   return module;
 }
+
+/// Puts a module and all below it into eval mode while it lives; then each has the mode again that it
+/// had before, also after an exception: a batch norm that was frozen by eval() stays frozen. No module
+/// may be added, moved or removed meanwhile.
+class LOCKSTEP_API EvalGuard {
+ public:
+  explicit EvalGuard(Module& module);
+  ~EvalGuard();
+  EvalGuard(const EvalGuard&) = delete;
+  EvalGuard& operator=(const EvalGuard&) = delete;
+
+ private:
+  std::vector<std::pair<Module*, bool>> modes_;
+};
 
 namespace detail {
 

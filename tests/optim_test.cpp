@@ -12,6 +12,7 @@
 
 #include "golden.h"
 #include "temporary_folder.h"
+#include "texts.h"
 
 using namespace lockstep;
 
@@ -77,6 +78,12 @@ void check(const std::string& name, Make make) {
         }
       }
 }
+
+struct Holder : nn::Module {
+  nn::Parameter p;
+  Tensor forward(Tensor x) { return x; }
+  LOCKSTEP_MODULE(Holder, p)
+};
 
 }  // namespace
 
@@ -292,4 +299,140 @@ TEST_CASE("a module moved to another dtype keeps training with the same optimize
     loss = e.square().mean().item<double>();
   }
   CHECK(loss < 1e-6);
+}
+
+TEST_CASE("step: an error changes no parameter, no state and no count") {
+  Tensor w = ones({3}).requires_grad_(), half = ones({2}).requires_grad_();
+  const auto set = [&] {
+    w.set_grad(ones({3}));
+    half.set_grad(ones(half.shape(), {.dtype = half.dtype()}));
+  };
+  optim::Adam opt{{w, half}, {.lr = 0.1}};
+  set();
+  opt.step();
+  const Tensor before = w.detach().clone();
+  const auto state = opt.state_dict();
+  const auto unchanged = [&] {
+    CHECK(difference(w, before) == 0);
+    const auto now = opt.state_dict();
+    REQUIRE(now.size() == state.size());
+    for (size_t i = 0; i < now.size(); ++i)
+      if (now[i].first.starts_with("state.0"))
+        CHECK(difference(now[i].second, state[i].second) == 0);
+  };
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    Holder holder;
+    static_cast<Tensor&>(holder.p) = half;  // the optimizer's own tensor
+    holder.to(dtype);
+    set();
+    const std::string text = error_of<DTypeError>([&] { opt.step(); });
+    CHECK_MESSAGE(contains(text, "step: parameters are f32 or f64, parameter 1 of shape [2] is"), text);
+    unchanged();
+    holder.to(DType::f32);
+  }
+  opt.options().lr = -1;
+  CHECK_THROWS_AS(opt.step(), ValueError);
+  unchanged();
+  opt.options().lr = 0.1;
+  // The next step is the second one, as if nothing had happened.
+  Tensor same = ones({3}).requires_grad_();
+  optim::Adam other{{same}, {.lr = 0.1}};
+  set();
+  opt.step();
+  for (int i = 0; i < 2; ++i) {
+    same.set_grad(ones({3}));
+    other.step();
+  }
+  CHECK(difference(w, same) == 0);
+}
+
+TEST_CASE("groups: one may be empty, in steps, schedules and states too") {
+  nn::Linear layer{2, 2, {.bias = false}};
+  optim::AdamW opt{{{.params = {layer.weight}, .options = {.lr = 0.1}},
+                    {.params = {}, .options = {.lr = 0.2, .weight_decay = 0}}}};
+  optim::StepLR schedule{opt, {.step_size = 1, .gamma = 0.5}};
+  layer.weight.set_grad(ones({2, 2}));
+  opt.step();
+  schedule.step();
+  CHECK(opt.groups() == 2);
+  CHECK(opt.params(1).empty());
+  CHECK(opt.lr(1) == 0.1);
+  optim::AdamW other{{{.params = {layer.weight}}, {.params = {}}}};
+  other.load_state_dict(opt.state_dict());
+  CHECK(other.lr(1) == 0.1);
+  CHECK(other.options(1).weight_decay == 0);
+  CHECK_THROWS_AS(optim::AdamW({{.params = {}}, {.params = {}}}), ValueError);
+}
+
+TEST_CASE("groups: a parameter in two of them, or twice in one, is an error that says which") {
+  Tensor w = ones({3}).requires_grad_(), v = ones({2}).requires_grad_();
+  CHECK(error_of<ValueError>([&] {
+          optim::SGD({{.params = {w}}, {.params = {v, w}}});
+        }) == "optimizer: parameter 1 of group 1, of shape [3], is listed twice, first in group 0");
+  CHECK(error_of<ValueError>([&] { optim::SGD({v, w, v}, {}); }) ==
+        "optimizer: parameter 2 of group 0, of shape [2], is listed twice, first in group 0");
+  CHECK(contains(error_of<ValueError>([&] { optim::SGD({v, Tensor()}, {}); }),
+                 "parameter 1 of group 0 is undefined"));
+  CHECK(contains(error_of<ValueError>([&] { optim::SGD({v, w * 2}, {}); }), "was made by mul"));
+}
+
+TEST_CASE("load_state_dict: every misfit is listed, and options and states stay") {
+  Tensor w = ones({3}).requires_grad_();
+  optim::SGD opt{{w}, {.lr = 0.1, .momentum = 0.9}};
+  w.set_grad(ones({3}));
+  opt.step();
+  const auto good = opt.state_dict();
+  const auto entry = [](NamedTensors& state, const std::string& name) -> Tensor& {
+    for (auto& [key, t] : state)
+      if (key == name) return t;
+    throw std::runtime_error(name);
+  };
+  const auto refuse = [&](const NamedTensors& state, const std::string& part) {
+    const std::string text = error_of<ValueError>([&] { opt.load_state_dict(state); });
+    CHECK_MESSAGE(contains(text, part), text);
+    const auto now = opt.state_dict();
+    REQUIRE(now.size() == good.size());
+    for (size_t i = 0; i < now.size(); ++i) {
+      CHECK(now[i].first == good[i].first);
+      CHECK(difference(now[i].second, good[i].second) == 0);
+    }
+  };
+  const TensorOptions f64{.dtype = DType::f64};
+  auto state = good;
+  entry(state, "param_groups.0.lr") = full({}, -1, f64);
+  entry(state, "param_groups.0.momentum") = full({}, 0.5, f64);
+  refuse(state, "param_groups.0 (SGD: lr must not be negative, got -1)");
+  entry(state, "param_groups.0.lr") = full({}, NAN, f64);
+  refuse(state, "param_groups.0.lr (not one number)");
+  state = good;
+  entry(state, "state.0.momentum_buffer") = ones({4});
+  refuse(state, "state.0.momentum_buffer (given [4], here [3])");
+  entry(state, "state.0.momentum_buffer") = ones({3}, {.dtype = DType::i64});
+  refuse(state, "state.0.momentum_buffer (given i64, must be floating)");
+  state = good;
+  entry(state, "state.0.step") = full({}, 0.5, f64);
+  refuse(state, "state.0.step (not a count: 0.5)");
+  state = good;
+  state.push_back(state[0]);
+  state.emplace_back("state.9.step", full({}, 1, f64));
+  refuse(state, "(given twice)");
+  refuse(state, "unexpected: state.9.step");
+  state = good;
+  std::erase_if(state, [](auto& e) { return e.first == "state.0.momentum_buffer"; });
+  refuse(state, "missing: state.0.momentum_buffer");
+}
+
+TEST_CASE("an optimizer follows a parameter that is cast, and not one that is replaced") {
+  nn::Linear layer{2, 1, {.bias = false}};
+  optim::SGD opt{layer.parameters(), {.lr = 1, .momentum = 0.5}};
+  nn::init::zeros_(layer.weight);
+  layer.weight.set_grad(ones({1, 2}));
+  opt.step();
+  layer.to(DType::f64);  // the gradient with it, and the momentum at the next step
+  opt.step();
+  CHECK(layer.weight.to_vector<double>() == std::vector<double>{-2.5, -2.5});
+  layer.weight = nn::Parameter(zeros({1, 2}));
+  layer.weight.set_grad(ones({1, 2}));
+  opt.step();
+  CHECK(difference(layer.weight, zeros({1, 2})) == 0);
 }
