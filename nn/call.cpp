@@ -25,8 +25,9 @@ std::string class_name(const std::type_info& type) {
 
 CallObserver::CallObserver() : outer_(std::exchange(observer, this)) {}
 CallObserver::~CallObserver() {
-  for (CallObserver** o = &observer; *o; o = &(*o)->outer_)
-    if (*o == this) return void(*o = outer_);
+  CallObserver** at = &observer;
+  while (*at && *at != this) at = &(*at)->outer_;
+  if (*at) *at = outer_;
 }
 
 namespace detail {

@@ -2,6 +2,7 @@
 // refusals.
 #include <doctest/doctest.h>
 
+#include <lockstep/nn/init.h>
 #include <lockstep/nn/linear.h>
 #include <lockstep/optim/optim.h>
 #include <lockstep/tensor/node.h>
