@@ -248,7 +248,7 @@ TEST_CASE("allocation failure: loading into tied, strided and converted tensors,
   net.a.bias = nn::Parameter(zeros({3, 2}).t()[0]);  // with gaps
   NamedTensors before = cloned(net.state_dict()), other = cloned(net.state_dict());
   for (auto& [name, t] : other)
-    t = name == "b.weight" ? other[2].second : rand(t.shape()).to(DType::f64);
+    t = name == "b.weight" ? other[2].second.clone() : rand(t.shape()).to(DType::f64);
   REQUIRE(other[2].first == "a.weight");
   const auto state = [&] { return bytes_of(net.state_dict()); };
   fail_each_allocation({.prepare = [&] { net.load_state_dict(before); },

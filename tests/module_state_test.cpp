@@ -25,7 +25,7 @@ struct Tied : nn::Module {
     if (tie == Tie::tensor)
       b = a;
     else
-      b = nn::Parameter(a);
+      b = nn::Parameter(static_cast<const Tensor&>(a));
   }
   Tensor forward(const Tensor& x) { return x * a.sum() * b.sum(); }
   LOCKSTEP_MODULE(Tied, a, b, own, mask, steps)
