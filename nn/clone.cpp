@@ -42,8 +42,7 @@ void detail::check_all_fields_named(Module& module, const char* op) {
   std::sort(entries.fields.begin(), entries.fields.end(),
             [](auto& a, auto& b) { return a.at < b.at; });
   entries.fields.push_back({"", begin + type.size, 0, type.alignment});
-  // A gap that padding cannot explain holds a member without a name, which may be more than a plain
-  // value.
+  // A gap larger than padding holds a member that is not named, maybe more than a plain value.
   uintptr_t covered = begin + sizeof(Module);
   std::string before = "first member";
   for (const Entries::Field& f : entries.fields) {

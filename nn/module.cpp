@@ -10,7 +10,7 @@
 
 namespace lockstep::nn {
 
-// ---- life ----
+// ---- construction ----
 
 Module::Module() { detail::part_appears(this, detail::Part::module); }
 Module::Module(Module&& other) noexcept
@@ -25,7 +25,7 @@ Module& Module::operator=(Module&& other) noexcept {
 }
 Module::~Module() { detail::part_disappears(this); }
 
-// ---- what is in it ----
+// ---- traversal ----
 
 namespace detail {
 
@@ -128,7 +128,7 @@ NamedTensors named(const Module& module, Member list) {
   return found;
 }
 
-/// The same tensors without names, which cost more than all else.
+/// Collects the tensors alone: names take longer than the rest, and training loops need none.
 class Tensors final : public FieldVisitor {
  public:
   std::vector<Tensor> found;
@@ -197,11 +197,11 @@ EvalGuard::~EvalGuard() {
   for (auto& [m, training] : modes_) m->training_ = training;
 }
 
-// ---- moving ----
+// ---- conversion ----
 
 namespace {
 
-/// Puts the storage of `with`, its layout and dtype inside the body of t, and converts the gradient.
+/// Puts the storage, layout and dtype of `with` inside the body of t, and converts the gradient.
 template <class Target>
 void replace_storage(const Tensor& t, const Tensor& with, Target target) {
   TensorBody& body = t.body();

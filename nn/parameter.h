@@ -1,7 +1,6 @@
 // Parameter and Buffer: the tensors that a module owns. A Parameter is trained; a Buffer is state
-// that is not (running statistics, a mask). Both are known by address while they live, so that a
-// module can tell when one of its own is missing from LOCKSTEP_MODULE and would be left out of
-// training.
+// that is not (running statistics, a mask). Both are registered by address while they live, so that
+// one that is missing from LOCKSTEP_MODULE, and would be left out of training, is found.
 //
 //   nn::Parameter weight = randn({out, in});       // a leaf that requires grad
 //   nn::Buffer mask{ones({8, 8}), false};          // not part of the state dict

@@ -12,7 +12,7 @@
 namespace lockstep::nn {
 namespace {
 
-/// One of a module's tensors, under all its names.
+/// One of a module's tensors with all its names; several where it is tied.
 struct Target {
   Tensor mine;  // shares the data
   std::vector<std::string> names;
@@ -68,7 +68,7 @@ LoadResult Module::load_state_dict(const NamedTensors& state, LoadOptions option
   std::unordered_set<const void*> written;  // storages
   for (const Target& target : targets) written.insert(target.mine.storage().data());
   for (auto& [mine, names] : targets) {
-    // A file may name a tensor that is tied here under one of its names alone, or under all.
+    // A state dict may hold a tied tensor under one of its names, or under all.
     Tensor from;
     std::string from_name;
     bool any = false;
@@ -78,14 +78,14 @@ LoadResult Module::load_state_dict(const NamedTensors& state, LoadOptions option
       any = true;
       const Tensor& t = entry.mapped();
       if (!t.defined() || t.shape() != mine.shape()) {
-        misfits.misshapen.push_back(str_cat(name, " (given ", t.defined() ? str_cat(t.shape()) : "none",
-                                        ", here ", mine.shape(), ")"));
+        misfits.misshapen.push_back(str_cat(name, " (given ",
+                                            t.defined() ? str_cat(t.shape()) : "none", ", here ",
+                                            mine.shape(), ")"));
         continue;
       }
       // Converted now, so that nothing has been changed when memory runs out.
       Tensor converted = t.detach().to(mine.dtype()).to(mine.device());
-      if (written.contains(converted.storage().data()) &&
-          !detail::same_elements(mine, converted))
+      if (written.contains(converted.storage().data()) && !detail::same_elements(mine, converted))
         converted = converted.clone();  // e.g. two layers of this module exchanged
       if (!from.defined()) {
         from = converted;

@@ -181,7 +181,8 @@ void Optimizer::load_state_dict(const NamedTensors& state) {
       const Tensor t = take(name);
       p.state[s] = Tensor();
       if (!t.defined()) {
-        if (p.steps > 0 && s < needed[static_cast<size_t>(p.group)]) misfits.missing.push_back(name);
+        if (p.steps > 0 && s < needed[static_cast<size_t>(p.group)])
+          misfits.missing.push_back(name);
       } else if (t.shape() != p.tensor.shape()) {
         misfits.misshapen.push_back(
             str_cat(name, " (given ", t.shape(), ", here ", p.tensor.shape(), ")"));

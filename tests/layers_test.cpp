@@ -105,7 +105,7 @@ TEST_CASE("losses equal PyTorch's") {
   check_loss("mse_none", nn::MSELoss{Reduction::none});
 }
 
-TEST_CASE("dropout drops in training alone") {
+TEST_CASE("Dropout: it drops in training alone") {
   nn::Dropout drop{0.25};
   const Tensor x = ones({100, 100});
   manual_seed(5);
@@ -164,7 +164,7 @@ TEST_CASE("Sequential's fused Linear and ReLU is the two of them, forward and ba
   CHECK(difference(same.grad(), x.grad()) < 1e-5);
 }
 
-TEST_CASE("wrong inputs and options are refused by name") {
+TEST_CASE("layers: wrong inputs and options are refused by name") {
   CHECK_THROWS_AS(nn::Linear(-1, 3), ValueError);
   CHECK_THROWS_AS(nn::Linear(3, -1), ValueError);
   CHECK_THROWS_AS(nn::Conv2d(3, 4, 3, {.groups = 2}), ValueError);

@@ -1,6 +1,7 @@
-// What a call runs: the object's own forward, through whatever reference, container or wrapper it is
-// called; the same numbers whether Sequential fuses its layers or an observer keeps it from that; and
-// what is left after recursion, exceptions, observers that come and go, and calls on several threads.
+// What a call runs: the object's own forward, through whatever reference, container or wrapper it
+// is called; the same numbers whether Sequential fuses its layers or an observer keeps it from
+// that; and what is left after recursion, exceptions, observers that come and go, and calls on
+// several threads.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -154,8 +155,9 @@ TEST_CASE("operator() through a base class runs the object's own forward") {
   nn::ReLU& relu = leaky;
   CHECK(relu(full({1}, -2)).item<double>() == -1);
   // Another signature than the base's cannot be guessed.
-  CHECK(contains(error_of([&] { linear(x, Activation::relu); }),
-                 "call: the object is a Scaled referred to as its base class lockstep::nn::Linear"));
+  CHECK(
+      contains(error_of([&] { linear(x, Activation::relu); }),
+               "call: the object is a Scaled referred to as its base class lockstep::nn::Linear"));
   TwoInputs two{1, 1};
   nn::Linear& base = two;
   CHECK_THROWS_AS(base(x), Error);
@@ -186,8 +188,7 @@ TEST_CASE("clone, share and to of a subclass through its base never slice it") {
 TEST_CASE("a subclass without its own LOCKSTEP_MODULE is an error that names it") {
   const Tensor x = zeros({2, 1});
   NoMacro m{1, 1};
-  const std::string want =
-      "NoMacro: it extends Linear and has no LOCKSTEP_MODULE of its own";
+  const std::string want = "NoMacro: it extends Linear and has no LOCKSTEP_MODULE of its own";
   CHECK(contains(error_of([&] { m(x); }), want));
   CHECK(contains(error_of([&] { static_cast<nn::Module&>(m)(x); }), want));
   CHECK(contains(error_of([&] { m.parameters(); }), want));
@@ -243,7 +244,8 @@ TEST_CASE("Sequential: fused and observed runs agree bit for bit, forward and ba
       const std::vector<Tensor> fused = run();
       Watch watch;
       const std::vector<Tensor> observed = run();
-      CHECK(watch.left == std::vector<std::string>{"Linear", "ReLU", "Linear", "ReLU", "Sequential"});
+      CHECK(watch.left ==
+            std::vector<std::string>{"Linear", "ReLU", "Linear", "ReLU", "Sequential"});
       for (size_t i = 0; i < fused.size(); ++i) {
         CAPTURE(i);
         CHECK(same_bits(fused[i], observed[i]));
@@ -328,8 +330,8 @@ TEST_CASE("operator(): an error keeps its text where its place cannot be told") 
 
 TEST_CASE("operator(): several threads may call one module in eval mode, from the first call on") {
   for (int round = 0; round < 10; ++round) {
-    nn::Sequential net{nn::Conv2d{1, 4, 3}, nn::BatchNorm2d{4}, nn::ReLU{}, nn::Flatten{},
-                       nn::Linear{16, 8}, nn::ReLU{}, nn::Dropout{0.5}, nn::Linear{8, 3}};
+    nn::Sequential net{nn::Conv2d{1, 4, 3}, nn::BatchNorm2d{4}, nn::ReLU{},       nn::Flatten{},
+                       nn::Linear{16, 8},   nn::ReLU{},         nn::Dropout{0.5}, nn::Linear{8, 3}};
     net.eval();
     const Tensor x = randn({5, 1, 4, 4});
     std::vector<Tensor> results(4);

@@ -35,13 +35,17 @@ static_assert(leads_to_part<std::map<std::string, std::unique_ptr<nn::Module>>>(
 static_assert(leads_to_part<std::vector<std::pair<std::string, nn::Linear*>>>());
 static_assert(leads_to_part<std::tuple<int, std::optional<Tensor>>>());
 static_assert(leads_to_part<std::weak_ptr<nn::Linear>>());
-static_assert(leads_to_part<std::pair<int, nn::Linear>>() && leads_to_part<std::array<Tensor, 2>>());
+static_assert(leads_to_part<std::pair<int, nn::Linear>>() &&
+              leads_to_part<std::array<Tensor, 2>>());
 static_assert(leads_to_part<std::variant<std::monostate, nn::Linear>>());
 static_assert(leads_to_part<std::unique_ptr<std::vector<std::optional<nn::Parameter>>>>());
-static_assert(!leads_to_part<std::variant<int, std::string>>() && !leads_to_part<std::pair<int, int>>());
+static_assert(!leads_to_part<std::variant<int, std::string>>() &&
+              !leads_to_part<std::pair<int, int>>());
 static_assert(!leads_to_part<std::string>() && !leads_to_part<std::vector<int>>());
-static_assert(!leads_to_part<Incomplete*>() && !leads_to_part<void*>() && !leads_to_part<OwnValue>());
-static_assert(!leads_to_part<void (*)(Tensor)>() && !leads_to_part<std::function<Tensor(Tensor)>>());
+static_assert(!leads_to_part<Incomplete*>() && !leads_to_part<void*>() &&
+              !leads_to_part<OwnValue>());
+static_assert(!leads_to_part<void (*)(Tensor)>() &&
+              !leads_to_part<std::function<Tensor(Tensor)>>());
 
 namespace {
 
@@ -281,7 +285,8 @@ struct Decay : nn::Module {
 
 }  // namespace
 
-TEST_CASE("LOCKSTEP_MODULE: what the class holds and does not name is an error at the first visit") {
+TEST_CASE(
+    "LOCKSTEP_MODULE: what the class holds and does not name is an error at the first visit") {
   const std::string rest = " is not named in LOCKSTEP_MODULE(";
   const auto check = [&](auto net, const std::string& what) {
     CAPTURE(what);
@@ -304,7 +309,8 @@ TEST_CASE("LOCKSTEP_MODULE: what the class holds and does not name is an error a
   check(ForgetsOptional(), "ForgetsOptional: a member of type Parameter");
   check(ForgetsParameters(), "a member that holds or points to a Parameter (after named");
   check(ForgetsStruct(), "ForgetsStruct: a member of type Parameter (after named");
-  check(NamesStruct(), "NamesStruct: a member of type Parameter (inside affine, whose type should be");
+  check(NamesStruct(),
+        "NamesStruct: a member of type Parameter (inside affine, whose type should be");
   check(ForgetsPair(), "ForgetsPair: a member of type Linear (before all of them");
   check(ForgetsTuple(), "ForgetsTuple: a member of type BatchNorm1d (after named");
   check(HoldsForgetful(), "ForgetsVector: a member that holds or points to a Linear");
@@ -319,8 +325,7 @@ TEST_CASE("LOCKSTEP_MODULE: what forward uses and nobody names is an error at th
     CHECK(contains(error_of_call(std::make_unique<nn::Linear>(2, 2), pointed, graph), call));
     CHECK(contains(error_of_call(std::make_shared<nn::Linear>(2, 2), pointed, graph), call));
     CHECK(contains(error_of_call(layer_map(), mapped, graph), call));
-    CHECK(contains(error_of_call(layers<std::deque<nn::Linear>>(), first, graph),
-                   call));
+    CHECK(contains(error_of_call(layers<std::deque<nn::Linear>>(), first, graph), call));
     CHECK(contains(error_of_call(std::make_unique<Pack>(), packed, graph), call));
     nn::Linear outside{2, 2};
     CHECK(contains(error_of_call(&outside, pointed, graph), call));
@@ -338,14 +343,15 @@ TEST_CASE("LOCKSTEP_MODULE: what forward uses and nobody names is an error at th
                  "uses a Parameter of shape [2] that requires grad"));
   const std::string plain = "uses a Tensor of shape [2] that requires grad and is neither";
   CHECK(contains(error_of_call(ones({2}).requires_grad_(), scaled), plain));
-  CHECK(contains(error_of_call(std::vector<Tensor>{ones({2}).requires_grad_()}, scaled_first), plain));
+  CHECK(contains(error_of_call(std::vector<Tensor>{ones({2}).requires_grad_()}, scaled_first),
+                 plain));
   // No error: a constant.
   CHECK(error_of_call(ones({2}), scaled) == "no error of this kind");
 }
 
 TEST_CASE("LOCKSTEP_MODULE: the error names the place in the model") {
-  nn::Sequential net{nn::ReLU{}, Forgets<std::map<std::string, nn::Linear>, decltype(mapped)>(
-                                     layer_map())};
+  nn::Sequential net{nn::ReLU{},
+                     Forgets<std::map<std::string, nn::Linear>, decltype(mapped)>(layer_map())};
   CHECK(contains(error_of([&] { net(input()); }), "Sequential.1"));
 }
 
@@ -360,7 +366,8 @@ TEST_CASE("operator(): modules that are arguments may be called") {
   CHECK(critic.fc.weight.grad().defined());
 }
 
-TEST_CASE("operator(): modules that belong to others are called by reference_wrapper or external()") {
+TEST_CASE(
+    "operator(): modules that belong to others are called by reference_wrapper or external()") {
   Critic teacher;
   Student student(teacher);
   student(input()).sum().backward();

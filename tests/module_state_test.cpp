@@ -1,5 +1,6 @@
-// load_state_dict, to() and clone() where tensors are tied: by one tensor under several names, and by
-// several parameters over one storage; and everything that loading refuses, which then changes nothing.
+// load_state_dict, to() and clone() where tensors are tied: by one tensor under several names, and
+// by several parameters over one storage; and everything that loading refuses, which then changes
+// nothing.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -60,7 +61,8 @@ void refuse(M& m, const NamedTensors& state, const std::vector<std::string>& par
 
 }  // namespace
 
-TEST_CASE("load_state_dict: a tied tensor is given under one name, or under all with equal values") {
+TEST_CASE(
+    "load_state_dict: a tied tensor is given under one name, or under all with equal values") {
   for (const Tie tie : {Tie::tensor, Tie::storage}) {
     CAPTURE(static_cast<int>(tie));
     for (const std::string name : {"a", "b"}) {
@@ -96,8 +98,8 @@ TEST_CASE("load_state_dict: every misfit is listed, and nothing is changed") {
          {"a (given twice)", "a (given [4], here [2, 2])", "own (given none, here [3])",
           "unexpected: what"});
   // An undefined buffer has no place for a value.
-  refuse(net, {{"a", kTwos}, {"own", kOwn}, {"steps", kSteps}, {"mask", kOwn}}, {"unexpected: mask"},
-         true);
+  refuse(net, {{"a", kTwos}, {"own", kOwn}, {"steps", kSteps}, {"mask", kOwn}},
+         {"unexpected: mask"}, true);
   const nn::LoadResult result =
       net.load_state_dict({{"own", kOwn}, {"mask", kOwn}}, {.strict = false});
   CHECK(result.missing == std::vector<std::string>{"a", "b", "steps"});

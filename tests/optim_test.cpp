@@ -88,7 +88,7 @@ struct Holder : nn::Module {
 
 }  // namespace
 
-TEST_CASE("trajectories equal PyTorch's") {
+TEST_CASE("step: trajectories equal PyTorch's") {
   using P = const std::vector<Tensor>&;
   check("sgd", [](P p) { return optim::SGD{p, {.lr = 0.1}}; });
   check("sgd_decay", [](P p) { return optim::SGD{p, {.lr = 0.1, .weight_decay = 0.05}}; });
@@ -118,7 +118,7 @@ TEST_CASE("trajectories equal PyTorch's") {
   });
 }
 
-TEST_CASE("many tensors of awkward sizes, on any number of threads, bitwise") {
+TEST_CASE("step: many tensors of awkward sizes, on any number of threads, bitwise") {
   auto run = [](int threads) {
     set_num_threads(threads);
     manual_seed(3);
@@ -149,7 +149,7 @@ TEST_CASE("many tensors of awkward sizes, on any number of threads, bitwise") {
   CHECK(difference(a.back(), alone) == 0);
 }
 
-TEST_CASE("a step bumps the version of what it changed, and a stale backward is noticed") {
+TEST_CASE("step: it bumps the version of what it changed, and a stale backward is noticed") {
   Tensor w = ones({3}).requires_grad_(), frozen = ones({3}).requires_grad_();
   optim::SGD opt{{w, frozen}, {.lr = 0.1}};
   const Tensor y = (w * w).sum();
@@ -176,7 +176,8 @@ TEST_CASE("zero_grad: to none, or to zeros in place") {
   CHECK(difference(w, ones({3})) == 0);
 }
 
-TEST_CASE("as in PyTorch a frozen parameter moves by the gradient it has, until that is cleared") {
+TEST_CASE(
+    "step: as in PyTorch a frozen parameter moves by the gradient it has, until that is cleared") {
   const TensorOptions f64{.dtype = DType::f64, .requires_grad = true};
   Tensor w = full({2}, 3, f64), v = full({2}, 3, f64);
   optim::SGD sgd{{w}, {.lr = 0.5, .momentum = 0.5}};
@@ -218,7 +219,7 @@ TEST_CASE("zero_grad(false) drops the graph of a gradient and keeps its memory")
   CHECK(w.grad().data_ptr() == memory);
 }
 
-TEST_CASE("the state goes through a file, and the run goes on as if it had not stopped") {
+TEST_CASE("state_dict: it goes through a file, and the run goes on as if it had not stopped") {
   const TemporaryFolder folder;
   auto make = [](const std::vector<Tensor>& p) {
     return optim::Adam{{{.params = {p[0]}, .options = {.lr = 0.1, .amsgrad = true}},
@@ -258,7 +259,7 @@ TEST_CASE("the state goes through a file, and the run goes on as if it had not s
   CHECK(difference(b.state_dict()[1].second, state[1].second) > 0);
 }
 
-TEST_CASE("a state that does not fit is refused and changes nothing") {
+TEST_CASE("load_state_dict: a state that does not fit is refused and changes nothing") {
   Tensor w = ones({3}).requires_grad_(), v = ones({2}).requires_grad_();
   optim::SGD a{{w}, {.lr = 0.1, .momentum = 0.9}}, two{{w, v}, {.lr = 0.5, .momentum = 0.9}};
   w.set_grad(ones({3}));
@@ -273,7 +274,7 @@ TEST_CASE("a state that does not fit is refused and changes nothing") {
   CHECK_THROWS_AS(optim::Adam({w}, {}).load_state_dict(a.state_dict()), ValueError);
 }
 
-TEST_CASE("parameters and options are checked") {
+TEST_CASE("Optimizer: parameters and options are checked") {
   Tensor w = ones({3}).requires_grad_();
   CHECK_THROWS_AS(optim::SGD({}, {}), ValueError);
   CHECK_THROWS_AS(optim::SGD({w, w}, {}), ValueError);
@@ -285,7 +286,7 @@ TEST_CASE("parameters and options are checked") {
   CHECK(optim::AdamW({w}, {}).options().weight_decay == 1e-2);
 }
 
-TEST_CASE("a module moved to another dtype keeps training with the same optimizer") {
+TEST_CASE("step: a module moved to another dtype keeps training with the same optimizer") {
   manual_seed(1);
   nn::Linear net{4, 1};
   const Tensor x = randn({32, 4}), target = x.sum({1}, true);
@@ -327,7 +328,8 @@ TEST_CASE("step: an error changes no parameter, no state and no count") {
     holder.to(dtype);
     set();
     const std::string text = error_of<DTypeError>([&] { opt.step(); });
-    CHECK_MESSAGE(contains(text, "step: parameters are f32 or f64, parameter 1 of shape [2] is"), text);
+    CHECK_MESSAGE(contains(text, "step: parameters are f32 or f64, parameter 1 of shape [2] is"),
+                  text);
     unchanged();
     holder.to(DType::f32);
   }
@@ -347,7 +349,7 @@ TEST_CASE("step: an error changes no parameter, no state and no count") {
   CHECK(difference(w, same) == 0);
 }
 
-TEST_CASE("groups: one may be empty, in steps, schedules and states too") {
+TEST_CASE("Optimizer: a group may be empty, in steps, schedules and states too") {
   nn::Linear layer{2, 2, {.bias = false}};
   optim::AdamW opt{{{.params = {layer.weight}, .options = {.lr = 0.1}},
                     {.params = {}, .options = {.lr = 0.2, .weight_decay = 0}}}};
@@ -365,14 +367,17 @@ TEST_CASE("groups: one may be empty, in steps, schedules and states too") {
   CHECK_THROWS_AS(optim::AdamW({{.params = {}}, {.params = {}}}), ValueError);
 }
 
-TEST_CASE("groups: a parameter in two of them, or twice in one, is an error that says which") {
+TEST_CASE("Optimizer: a parameter in two of them, or twice in one, is an error that says which") {
   Tensor w = ones({3}).requires_grad_(), v = ones({2}).requires_grad_();
   CHECK(error_of<ValueError>([&] {
           optim::SGD({{.params = {w}}, {.params = {v, w}}});
         }) == "optimizer: parameter 1 of group 1, of shape [3], is listed twice, first in group 0");
-  CHECK(error_of<ValueError>([&] { optim::SGD({v, w, v}, {}); }) ==
-        "optimizer: parameter 2 of group 0, of shape [2], is listed twice, first in group 0");
-  CHECK(contains(error_of<ValueError>([&] { optim::SGD({v, Tensor()}, {}); }),
+  CHECK(error_of<ValueError>([&] {
+          optim::SGD({v, w, v}, {});
+        }) == "optimizer: parameter 2 of group 0, of shape [2], is listed twice, first in group 0");
+  CHECK(contains(error_of<ValueError>([&] {
+                   optim::SGD({v, Tensor()}, {});
+                 }),
                  "parameter 1 of group 0 is undefined"));
   CHECK(contains(error_of<ValueError>([&] { optim::SGD({v, w * 2}, {}); }), "was made by mul"));
 }
@@ -423,7 +428,7 @@ TEST_CASE("load_state_dict: every misfit is listed, and options and states stay"
   refuse(state, "missing: state.0.momentum_buffer");
 }
 
-TEST_CASE("an optimizer follows a parameter that is cast, and not one that is replaced") {
+TEST_CASE("step: it follows a parameter that is cast, and not one that is replaced") {
   nn::Linear layer{2, 1, {.bias = false}};
   optim::SGD opt{layer.parameters(), {.lr = 1, .momentum = 0.5}};
   nn::init::zeros_(layer.weight);

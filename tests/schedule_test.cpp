@@ -1,5 +1,5 @@
-// Schedules against PyTorch over 40 steps of two groups, several schedules of one optimizer, rates set by
-// hand, optimizers that move or go, resuming, and refusals.
+// Schedules against PyTorch over 40 steps of two groups, several schedules of one optimizer, rates
+// set by hand, optimizers that move or go, resuming, and refusals.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -42,7 +42,7 @@ void check(const std::string& name, Make make) {
 
 }  // namespace
 
-TEST_CASE("rates equal PyTorch's") {
+TEST_CASE("LRScheduler: rates equal PyTorch's") {
   using O = optim::Optimizer&;
   check("lambda", [](O o) {
     return optim::LambdaLR{o, [](int64_t t) { return 1 / (1.0 + static_cast<double>(t)); }};
@@ -66,7 +66,7 @@ TEST_CASE("rates equal PyTorch's") {
   });
 }
 
-TEST_CASE("the initial rate survives a checkpoint in the middle of a schedule") {
+TEST_CASE("load_state_dict: the initial rate survives a checkpoint in the middle of a schedule") {
   TwoGroups a, b;
   optim::StepLR schedule{a.opt, {.step_size = 1, .gamma = 0.5}};
   for (int i = 0; i < 3; ++i) schedule.step();
@@ -79,7 +79,7 @@ TEST_CASE("the initial rate survives a checkpoint in the middle of a schedule") 
   CHECK(b.opt.lr(1) == 0.02 / 8);
 }
 
-TEST_CASE("options are checked") {
+TEST_CASE("LRScheduler: options are checked") {
   TwoGroups g;
   optim::Optimizer& o = g.opt;
   CHECK_THROWS_AS(optim::StepLR(o, {.step_size = 0}), ValueError);
@@ -92,7 +92,8 @@ TEST_CASE("options are checked") {
   CHECK_THROWS_AS(optim::LinearLR(o).set_steps(-1), ValueError);
 }
 
-TEST_CASE("a schedule's state is its count; loading sets the rates, and refuses what is none") {
+TEST_CASE(
+    "state_dict: a schedule's state is its count; loading sets the rates, and refuses what is none") {
   Tensor w = ones({2}).requires_grad_();
   optim::SGD opt{{w}, {.lr = 0.8}};
   optim::StepLR schedule{opt, {.step_size = 2, .gamma = 0.5}};
@@ -112,7 +113,8 @@ TEST_CASE("a schedule's state is its count; loading sets the rates, and refuses 
   CHECK(again.steps() == 5);
 }
 
-TEST_CASE("two schedules of one optimizer multiply, in whatever order they are stepped") {
+TEST_CASE(
+    "LRScheduler: two schedules of one optimizer multiply, in whatever order they are stepped") {
   for (const bool warm_up_first : {true, false}) {
     TwoGroups g;
     optim::LinearLR warm_up{g.opt, {.start_factor = 0.25, .total_iters = 4}};
@@ -143,7 +145,8 @@ TEST_CASE("set_lr: later steps change a rate set by hand by the schedule's ratio
   for (int i = 0; i < 3; ++i) half.step();
   CHECK(g.opt.lr(0) == doctest::Approx(0.0025));
   CHECK(g.opt.lr(1) == doctest::Approx(0.15));
-  // PyTorch's recursion of the cosine: eta + (lr - eta) (1 + cos(pi t / T)) / (1 + cos(pi (t - 1) / T)).
+  // PyTorch's recursion of the cosine: eta + (lr - eta) (1 + cos(pi t / T)) / (1 + cos(pi (t - 1) /
+  // T)).
   TwoGroups c;
   optim::CosineAnnealingLR cosine{c.opt, {.T_max = 10, .eta_min = 0.001}};
   for (int i = 0; i < 3; ++i) cosine.step();
@@ -151,8 +154,8 @@ TEST_CASE("set_lr: later steps change a rate set by hand by the schedule's ratio
   double want = 0.05;
   for (int t = 4; t < 10; ++t) {
     cosine.step();
-    want = 0.001 + (want - 0.001) * (1 + std::cos(M_PI * t / 10)) /
-                       (1 + std::cos(M_PI * (t - 1) / 10));
+    want = 0.001 +
+           (want - 0.001) * (1 + std::cos(M_PI * t / 10)) / (1 + std::cos(M_PI * (t - 1) / 10));
     CHECK(c.opt.lr(0) == doctest::Approx(want).epsilon(1e-9));
   }
   CHECK_THROWS_AS(c.opt.set_lr(-1), ValueError);
@@ -160,7 +163,7 @@ TEST_CASE("set_lr: later steps change a rate set by hand by the schedule's ratio
   CHECK(c.opt.lr(0) == doctest::Approx(want).epsilon(1e-9));
 }
 
-TEST_CASE("schedule: it follows an optimizer that is moved, and notices when that is gone") {
+TEST_CASE("LRScheduler: it follows an optimizer that is moved, and notices when that is gone") {
   Tensor w = ones({1}).requires_grad_();
   std::vector<optim::SGD> kept;
   kept.emplace_back(std::vector{w}, optim::SGDOptions{.lr = 1});
@@ -188,7 +191,7 @@ TEST_CASE("schedule: it follows an optimizer that is moved, and notices when tha
   CHECK_THROWS_AS(optim::StepLR(target, {.step_size = 1}), Error);  // NOLINT: moved from
 }
 
-TEST_CASE("schedule: one that ends leaves the rates, and the others go on from them") {
+TEST_CASE("LRScheduler: one that ends leaves the rates, and the others go on from them") {
   TwoGroups g;
   optim::ExponentialLR decay{g.opt, {.gamma = 0.5}};
   {
@@ -201,7 +204,7 @@ TEST_CASE("schedule: one that ends leaves the rates, and the others go on from t
   CHECK(g.opt.lr() == doctest::Approx(0.4 * 0.25 * 0.25));
 }
 
-TEST_CASE("schedule: what a formula throws, or a rate that is none, changes nothing") {
+TEST_CASE("LRScheduler: what a formula throws, or a rate that is none, changes nothing") {
   TwoGroups g;
   double factor = 1;
   optim::LambdaLR schedule{g.opt, [&](int64_t) {
@@ -235,7 +238,9 @@ TEST_CASE("SequentialLR: its parts act through it alone, and belong to its optim
   for (int i = 0; i < 3; ++i) schedule.step();
   CHECK(a.opt.lr() == 0.2);  // 0.4 * 0.5
   optim::ExponentialLR foreign{b.opt, {.gamma = 0.5}}, own{a.opt, {.gamma = 0.5}};
-  CHECK(contains(error_of<ValueError>([&] { optim::SequentialLR(a.opt, {own, foreign}, {2}); }),
+  CHECK(contains(error_of<ValueError>([&] {
+                   optim::SequentialLR(a.opt, {own, foreign}, {2});
+                 }),
                  "schedule 1 is one of another optimizer"));
   own.step();  // still acts
   CHECK(a.opt.lr() == doctest::Approx(0.1));
