@@ -174,8 +174,8 @@ std::unique_ptr<Module> clone_unique(M& module, CloneMap& map) {
 /// module that another object owns is a std::reference_wrapper, or external().
 /// The macro makes the call operator, to(Device), to(DType), clone() and share():
 ///   y = net(x);   net.to(device);   Net{}.to(device, DType::f64);   Net other = net.clone();
-/// clone() and share() must not run while another thread uses the module otherwise; several may
-/// clone it.
+/// A clone has no gradients and no hooks. clone() and share() must not run while another thread uses
+/// the module otherwise; several may clone it.
 #define LOCKSTEP_MODULE(Type, ...)                                                             \
  public:                                                                                       \
   template <class Self = Type, class... Args>                                                  \

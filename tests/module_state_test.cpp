@@ -168,3 +168,19 @@ TEST_CASE("to and clone: tied tensors stay tied, and are the copy's own") {
     CHECK(first(copy.own) == 7);
   }
 }
+
+TEST_CASE("clone: without the gradients and hooks of the original") {
+  nn::Linear layer{2, 1};
+  int calls = 0;
+  const HookHandle hook =
+      layer.weight.register_hook([&](const Tensor&) { return ++calls, Tensor(); });
+  layer(ones({1, 2})).sum().backward();
+  CHECK(calls == 1);
+  nn::Linear copy = layer.clone();
+  CHECK(!copy.weight.grad().defined());
+  copy(ones({1, 2})).sum().backward();
+  CHECK(calls == 1);
+  CHECK(difference(copy.weight.grad(), ones({1, 2})) == 0);
+  layer(ones({1, 2})).sum().backward();
+  CHECK(calls == 2);
+}

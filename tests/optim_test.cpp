@@ -367,6 +367,19 @@ TEST_CASE("Optimizer: a group may be empty, in steps, schedules and states too")
   CHECK_THROWS_AS(optim::AdamW({{.params = {}}, {.params = {}}}), ValueError);
 }
 
+TEST_CASE("step: parameters without elements") {
+  const auto check = [](auto opt, const Tensor& p) {
+    p.set_grad(zeros(p.shape()));
+    opt.step();
+    opt.step();
+    CHECK(p.shape() == Shape{0, 3});
+    CHECK_NOTHROW(opt.load_state_dict(opt.state_dict()));
+  };
+  const Tensor p = zeros({0, 3}).requires_grad_();
+  check(optim::SGD({p}, {.momentum = 0.9, .nesterov = true}), p);
+  check(optim::AdamW({p}, {.amsgrad = true}), p);
+}
+
 TEST_CASE("Optimizer: a parameter in two of them, or twice in one, is an error that says which") {
   Tensor w = ones({3}).requires_grad_(), v = ones({2}).requires_grad_();
   CHECK(error_of<ValueError>([&] {
