@@ -58,17 +58,19 @@ uintptr_t word_at(uintptr_t at) {
 
 }  // namespace
 
-void part_appears(const void* at, Part what) {
+void part_appears(const void* at, Part what) noexcept try {
   Registry& r = registry();
   const std::lock_guard guard(r.lock);
   r.parts[address(at)] = {what, ++r.births};
+} catch (const std::bad_alloc&) {
 }
-void module_moves(const void* to, const void* from) {
+void module_moves(const void* to, const void* from) noexcept try {
   Registry& r = registry();
   const std::lock_guard guard(r.lock);
   const auto old = r.parts.find(address(from));
   const uint64_t now = ++r.births;
   r.parts[address(to)] = {Part::module, old == r.parts.end() ? now : old->second.birth};
+} catch (const std::bad_alloc&) {
 }
 void part_disappears(const void* at) noexcept {
   const std::lock_guard guard(registry().lock);

@@ -38,6 +38,7 @@ struct Net : nn::Module {
   LOCKSTEP_MODULE(Net, conv1, bn, fc1, fc2, drop)
 };
 static_assert(std::is_move_constructible_v<Net> && std::is_move_assignable_v<Net>);
+static_assert(std::is_nothrow_move_constructible_v<Net>);  // vectors of modules may grow
 static_assert(!std::is_copy_constructible_v<Net> && !std::is_copy_assignable_v<Net>);
 
 /// Parts in every kind of field.
