@@ -1,4 +1,5 @@
-// Activations as modules, for Sequential; elsewhere the functions of the same name read better.
+// Activations as modules, for Sequential; elsewhere the functions of the same name are shorter. The
+// input has any shape, the output the same.
 #pragma once
 
 #include <lockstep/nn/module.h>
@@ -15,12 +16,13 @@ struct LOCKSTEP_API ReLU : Module {
   LOCKSTEP_MODULE(ReLU)
 };
 
-/// The exact form, by erf.
+/// x Phi(x), Phi the standard normal distribution function; the exact form, by erf.
 struct LOCKSTEP_API GELU : Module {
   Tensor forward(Tensor x);
   LOCKSTEP_MODULE(GELU)
 };
 
+/// x sigmoid(x)
 struct LOCKSTEP_API SiLU : Module {
   Tensor forward(Tensor x);
   LOCKSTEP_MODULE(SiLU)
@@ -36,6 +38,7 @@ struct LOCKSTEP_API Tanh : Module {
   LOCKSTEP_MODULE(Tanh)
 };
 
+/// x where x > 0, else negative_slope * x.
 struct LOCKSTEP_API LeakyReLU : Module {
   double negative_slope;
   explicit LeakyReLU(double negative_slope = 0.01) : negative_slope(negative_slope) {}
@@ -44,6 +47,7 @@ struct LOCKSTEP_API LeakyReLU : Module {
   LOCKSTEP_MODULE(LeakyReLU, negative_slope)
 };
 
+/// exp(x) / sum of exp(x) along dim.
 struct LOCKSTEP_API Softmax : Module {
   int64_t dim;
   explicit Softmax(int64_t dim) : dim(dim) {}
@@ -52,6 +56,7 @@ struct LOCKSTEP_API Softmax : Module {
   LOCKSTEP_MODULE(Softmax, dim)
 };
 
+/// log(softmax(x)) along dim.
 struct LOCKSTEP_API LogSoftmax : Module {
   int64_t dim;
   explicit LogSoftmax(int64_t dim) : dim(dim) {}

@@ -9,14 +9,14 @@ namespace lockstep::nn {
 
 struct BatchNormOptions {
   double eps = 1e-5;
-  std::optional<double> momentum =
-      0.1;             // of the running statistics; none: their plain average over all batches
-  bool affine = true;  // weight and bias
+  /// Of the running statistics; none: their plain average over all batches.
+  std::optional<double> momentum = 0.1;
+  bool affine = true;               // weight and bias
   bool track_running_stats = true;  // else batch statistics in evaluation too
   DType dtype = DType::f32;
 };
 
-/// What both are. In training y = (x - batch mean) / sqrt(batch variance + eps) * weight + bias,
+/// The common base. In training y = (x - batch mean) / sqrt(batch variance + eps) * weight + bias,
 /// and the running statistics move towards the batch's; in evaluation those are used instead.
 struct LOCKSTEP_API BatchNorm : Module {
   Parameter weight, bias;            // [C], ones and zeros; undefined unless affine

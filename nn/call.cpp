@@ -24,7 +24,11 @@ std::string class_name(const std::type_info& type) {
 }  // namespace
 
 CallObserver::CallObserver() : outer_(std::exchange(observer, this)) {}
-CallObserver::~CallObserver() { observer = outer_; }
+CallObserver::~CallObserver() {
+  CallObserver** at = &observer;
+  while (*at && *at != this) at = &(*at)->outer_;
+  if (*at) *at = outer_;
+}
 
 namespace detail {
 
@@ -32,14 +36,15 @@ namespace detail {
 
 void check_class(const Module& module) {
   const ModuleType type = module.module_type();
-  LOCKSTEP_CHECK(typeid(module) == *type.id, Error, class_name(typeid(module)), ": it extends ",
-                 type.name, " and has no LOCKSTEP_MODULE of its own, so its forward and its members ",
-                 "would be passed over; add LOCKSTEP_MODULE, with the fields of ", type.name, " too");
+  LOCKSTEP_CHECK(
+      typeid(module) == *type.id, Error, class_name(typeid(module)), ": it extends ", type.name,
+      " and has no LOCKSTEP_MODULE of its own, so its forward and its members ",
+      "would be passed over; add LOCKSTEP_MODULE, with the fields of ", type.name, " too");
 }
 
 void check_not_sliced(const char* op, const Module& module, const std::type_info& t) {
-  LOCKSTEP_CHECK(typeid(module) == t, Error, op, ": the object is a ",
-                 module.module_type().name, " referred to as its base class ", class_name(t),
+  LOCKSTEP_CHECK(typeid(module) == t, Error, op, ": the object is a ", module.module_type().name,
+                 " referred to as its base class ", class_name(t),
                  ", and what that does would pass over the subclass; use the object's own type");
 }
 
@@ -47,7 +52,7 @@ void check_not_sliced(const char* op, const Module& module, const std::type_info
 
 namespace {
 
-/// Its sequence number tells which nodes are made after it.
+/// Nodes of the call have a higher sequence number than this one.
 struct Marker final : Node {
   const char* name() const override { return "marker"; }
   void backward(const Tensor&, InputGradients&) override {}
@@ -68,11 +73,12 @@ void GraphCheck::check(Module& called, const std::vector<const TensorBody*>& res
     const BodyUse use = use_of(leaf.owner);
     if (use.named || (!use.lives && hidden_arguments_)) return;
     const char* type = called.module_type().name;
-    fail<Error>(type, ": its forward uses a ", use.lives ? "Parameter" : "Tensor", " of shape ",
-                leaf.shape, " that requires grad and is neither an argument nor in a field that ",
-                "LOCKSTEP_MODULE names, so it would not be trained, moved or saved with ", type,
-                "; make it an nn::Parameter and name the member that holds it, pass it to forward, ",
-                "or detach() it");
+    fail<Error>(
+        type, ": its forward uses a ", use.lives ? "Parameter" : "Tensor", " of shape ", leaf.shape,
+        " that requires grad and is neither an argument nor in a field that ",
+        "LOCKSTEP_MODULE names, so it would not be trained, moved or saved with ", type,
+        "; make it an nn::Parameter and name the member that holds it, pass it to forward, ",
+        "or detach() it");
   };
   std::unordered_set<const Node*> seen;
   std::vector<Node*> pending;
@@ -118,6 +124,7 @@ CallScope::~CallScope() {
   }
 }
 
+void permit_calls(Module& module) { module.belongs_.store(true, std::memory_order_relaxed); }
 bool is_observed() { return observer; }
 
 bool CallScope::innermost_is(const Module& module) {
@@ -125,24 +132,28 @@ bool CallScope::innermost_is(const Module& module) {
 }
 
 void CallScope::leave(const Tensor* result) {
-  if (CallObserver* o = std::exchange(observer_, nullptr)) o->leave(module_, result);
+  CallObserver* const entered = std::exchange(observer_, nullptr);
+  for (CallObserver* o = observer; o && entered; o = o->outer_)
+    if (o == entered) return o->leave(module_, result);
 }
 
 void CallScope::check_belongs() const {
   for (const CallScope* call = outer_; call; call = call->outer_) {
+    if (&call->module_ == &module_) return;  // recursion
     for_each_module(call->module_, {}, true);
     if (module_.belongs_) return;
   }
   if (module_.parameters().empty()) {
-    external(module_);
+    permit_calls(module_);
     return;
   }
   const char* caller = outer_->module_.module_type().name;
-  fail<Error>(caller, ": its forward calls a ", module_.module_type().name,
-              " that has parameters and is in no field that LOCKSTEP_MODULE names, so it would not ",
-              "be trained, moved or saved; add the member that holds it to LOCKSTEP_MODULE(", caller,
-              ", ...), or, if it belongs to somebody else, as a std::reference_wrapper or through ",
-              "nn::external()");
+  fail<Error>(
+      caller, ": its forward calls a ", module_.module_type().name,
+      " that has parameters and is in no field that LOCKSTEP_MODULE names, so it would not ",
+      "be trained, moved or saved; add the member that holds it to LOCKSTEP_MODULE(", caller,
+      ", ...), or, if another object owns it, as a std::reference_wrapper or through ",
+      "nn::external()");
 }
 
 }  // namespace detail

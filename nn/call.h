@@ -1,6 +1,6 @@
-// What the call operator of a module does around forward: it runs the object's own forward whatever
-// the static type, notifies observers, checks that what is called belongs to somebody, and adds the
-// module's place to errors.
+// What the call operator of a module does around forward: it dispatches to the object's own forward
+// whatever the static type, notifies observers, checks that every submodule and leaf that is used
+// is a registered field, and adds the module's path to errors.
 #pragma once
 
 #include <functional>
@@ -14,8 +14,12 @@
 
 namespace lockstep::nn {
 
-/// Notified of the module calls on its thread while it lives (the innermost observer, if several do):
-/// what summary() uses.
+namespace detail {
+class CallScope;
+}
+
+/// Notified of the module calls on its thread while it lives (the latest observer, if several
+/// live): what summary() uses. One that is destroyed during a call hears nothing of its end.
 class LOCKSTEP_API CallObserver {
  public:
   CallObserver();
@@ -27,19 +31,20 @@ class LOCKSTEP_API CallObserver {
   virtual void leave(Module& module, const Tensor* result) = 0;
 
  private:
+  friend class detail::CallScope;
   CallObserver* outer_;
 };
 
-/// Lets other modules' forward call a module that is neither their field nor their argument, for good:
-/// the frozen network behind a metric, a critic that has an optimizer of its own. A field of type
-/// std::reference_wrapper says the same.
+/// Lets other modules' forward call a module that is neither their field nor their argument, for
+/// good, also after it is moved: the frozen network behind a metric, a critic that has an optimizer
+/// of its own. A field of type std::reference_wrapper says the same.
 template <class M>
 M& external(M& module);
 
 namespace detail {
 
-/// Finds what a call trains without anybody's knowing: leaves of its results' graph that are neither
-/// fields of a module nor arguments.
+/// Finds leaves that a call would train although no module registers them: leaves of its results'
+/// graph that are neither fields of a module nor arguments.
 class LOCKSTEP_API GraphCheck {
  public:
   GraphCheck();
@@ -61,7 +66,7 @@ class LOCKSTEP_API GraphCheck {
   void check(Module& called, const std::vector<const TensorBody*>& results);
 
   uint64_t first_node_;  // sequence number of the first node that the call can make
-  // Compared and not followed: holding the arguments would keep forward from working in place.
+  // Compared by address and not dereferenced: a reference would prevent in-place work in forward.
   std::vector<const TensorBody*> arguments_;
   bool hidden_arguments_ = false;  // some argument's type may hold tensors that see() cannot reach
 };
@@ -87,14 +92,16 @@ void GraphCheck::see(const T& value, std::vector<const TensorBody*>& bodies, boo
   }
 }
 
+/// Lets other modules' forward call this one, as long as it is not moved.
+LOCKSTEP_API void permit_calls(Module& module);
 /// Whether this thread's calls have an observer.
 LOCKSTEP_API bool is_observed();
 
-/// One call of a module on this thread, inside of those that it is part of.
+/// One frame of this thread's stack of module calls.
 class LOCKSTEP_API CallScope {
  public:
   /// Throws Error for a module with parameters that is called inside another one's forward and is
-  /// nobody's field.
+  /// neither a field of a module nor permitted.
   explicit CallScope(Module& module);
   ~CallScope();
   CallScope(const CallScope&) = delete;
@@ -122,11 +129,11 @@ LOCKSTEP_API void check_class(const Module& module);
 LOCKSTEP_API void check_not_sliced(const char* op, const Module& module, const std::type_info& t);
 [[noreturn]] LOCKSTEP_API void fail_not_unary(const Module& module);
 
-/// Modules that are arguments may be called.
+/// Permits calls of modules that are arguments.
 template <class T>
 void permit_argument(const T& value) {
   if constexpr (std::is_base_of_v<Module, T>)
-    external(const_cast<T&>(value));
+    permit_calls(const_cast<T&>(value));
   else if constexpr (holder<T> == Holder::reference)
     permit_argument(value.get());
   else if constexpr (holder<T> == Holder::pointer || (std::is_pointer_v<T> && leads_to_part<T>()))

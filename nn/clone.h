@@ -1,10 +1,10 @@
-// How a module is copied when its class cannot be: clone() (new tensors) and share() (the same
-// tensors).
+// clone() (new tensors) and share() (the same tensors) for classes without a copy constructor.
 //
-// Any module can be moved, so the module is moved into the copy, which takes its plain values along;
-// then, field by field, the original gets its own value back and the copy a clone of it. Fields that
-// hold more than a plain value must be named in LOCKSTEP_MODULE for this, which is checked first.
-// Meanwhile the original is empty: no other thread may use it, and concurrent clones wait.
+// Implemented by moving the module into the copy, plain values included, then moving each named
+// field back into the original and putting a clone of it into the copy. Fields that hold more than
+// a plain value must be named in LOCKSTEP_MODULE, which is checked first. Not safe while another
+// thread uses the module otherwise, since its fields are empty meanwhile; that is why neither is
+// const. Concurrent clones wait for each other.
 #pragma once
 
 #include <utility>
@@ -14,8 +14,8 @@
 
 namespace lockstep::nn {
 
-/// Maps each tensor to its copy, so that tied parameters stay tied. Holds a process-wide lock while it
-/// lives: clones on other threads wait.
+/// Maps each tensor to its copy, so that tied parameters stay tied. Holds a process-wide lock while
+/// it lives: clones on other threads wait.
 class LOCKSTEP_API CloneMap {
  public:
   /// `share`: every tensor maps to itself.
@@ -69,7 +69,7 @@ T clone_field(T& field, CloneMap& map) {
   }
 }
 
-/// Gives `original` back what was moved from it, and the copy a clone of that.
+/// Moves the field back into `original` and puts a clone of it into the copy.
 template <class F>
 void refill(F& original, F& copied, CloneMap& map) {
   F clone = clone_field(copied, map);

@@ -1,12 +1,13 @@
-// Dropout: in training, each element is zero with probability p and the others are scaled by 1 / (1
-// - p).
+// Dropout: in training, each element is zeroed with probability p and the others are scaled by
+// 1 / (1 - p); in evaluation it is the identity.
 #pragma once
 
 #include <lockstep/nn/module.h>
 
 namespace lockstep::nn {
 
-/// p in [0, 1]. The mask is drawn from this thread's default_generator().
+/// x of any shape; the output has the same. p in [0, 1], else ValueError. The mask is drawn from
+/// this thread's default_generator().
 struct LOCKSTEP_API Dropout : Module {
   double p;
   explicit Dropout(double p = 0.5);

@@ -1,7 +1,7 @@
-// What LOCKSTEP_MODULE makes of a module's fields: a visit that names each parameter, buffer and
-// module in them, one level deep. Everything else that a module can do derives from this visit.
+// What LOCKSTEP_MODULE generates from a module's fields: a visitor that names each parameter,
+// buffer and module in them, one level deep. Everything else that a module can do derives from it.
 // What a field of a given type holds is decided at compile time; a type that would hide tensors or
-// modules from the visit is refused.
+// modules from the visitor is refused.
 #pragma once
 
 #include <array>
@@ -13,6 +13,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <lockstep/nn/parameter.h>
@@ -21,8 +22,9 @@ namespace lockstep::nn {
 
 class Module;
 
-/// A list of modules that are named by position alone, "0.weight", not by the field: what Sequential
-/// is made of. A class that extends Sequential names it, `modules`, in its LOCKSTEP_MODULE.
+/// A list of modules that are named by position alone, "0.weight", not by the field: what
+/// Sequential is made of. A class that extends Sequential names it, `modules`, in its
+/// LOCKSTEP_MODULE.
 struct PositionalModules : std::vector<std::unique_ptr<Module>>,
                            private detail::Registered<detail::Part::list> {
   PositionalModules() = default;
@@ -30,8 +32,8 @@ struct PositionalModules : std::vector<std::unique_ptr<Module>>,
   PositionalModules& operator=(PositionalModules&&) = default;
 };
 
-/// Told of each field of a module, and of the parts inside it. An element of a list is named
-/// "blocks.0".
+/// Called for each field of a module and for each parameter, buffer and module in it. An element of
+/// a list is named "blocks.0".
 class LOCKSTEP_API FieldVisitor {
  public:
   virtual ~FieldVisitor() = default;
@@ -54,8 +56,8 @@ template <class T>
 inline constexpr bool is_part =
     std::is_base_of_v<Module, T> || std::is_same_v<T, Parameter> || std::is_same_v<T, Buffer>;
 
-// How a field holds parts: as itself, by optional, by owning pointer, as a list, by reference without
-// owning; or not at all (a plain value).
+// How a field holds parts: as itself, by optional, by owning pointer, as a list, by reference
+// without owning; or not at all (a plain value).
 enum class Holder { none, part, optional, pointer, list, reference };
 template <class T>
 inline constexpr Holder holder = is_part<T> ? Holder::part : Holder::none;
@@ -98,6 +100,10 @@ consteval bool leads_to_part() {
     return []<size_t... i>(std::index_sequence<i...>) {
       return (leads_to_part<std::tuple_element_t<i, U>>() || ...);
     }(std::make_index_sequence<std::tuple_size_v<U>>());
+  else if constexpr (requires { std::variant_size<U>::value; })
+    return []<size_t... i>(std::index_sequence<i...>) {
+      return (leads_to_part<std::variant_alternative_t<i, U>>() || ...);
+    }(std::make_index_sequence<std::variant_size_v<U>>());
   else
     return false;
 }
@@ -129,8 +135,8 @@ void visit_field(FieldVisitor& v, const std::string& name, T& field) {
                   "trained, or an nn::Buffer, which is not");
     static_assert(!std::is_pointer_v<T> || !leads_to_part<T>(),
                   "a raw pointer is named in LOCKSTEP_MODULE: make it a std::unique_ptr or "
-                  "std::shared_ptr to a module that belongs to this one, a std::reference_wrapper "
-                  "to one that belongs to somebody else");
+                  "std::shared_ptr to a module that this one owns, a std::reference_wrapper to "
+                  "one that another object owns");
     static_assert(std::is_copy_constructible_v<T> && !leads_to_part<T>(),
                   "LOCKSTEP_MODULE takes modules, parameters and buffers; std::optional, "
                   "std::vector and std::array of them; std::unique_ptr, std::shared_ptr and "

@@ -5,6 +5,7 @@
 
 namespace lockstep::nn {
 
+/// x [N, A, B, ...] gives [N, A * B * ...]; with start and end, [.., product of start .. end, ..].
 struct LOCKSTEP_API Flatten : Module {
   int64_t start_dim, end_dim;
   explicit Flatten(int64_t start_dim = 1, int64_t end_dim = -1)

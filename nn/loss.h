@@ -7,7 +7,8 @@
 
 namespace lockstep::nn {
 
-/// -log softmax(logits)[target]: logits [N, C, ...], target [N, ...] of class indices (i64).
+/// -log softmax(logits)[target]: logits [N, C, ...], target [N, ...] of class indices (i64);
+/// the result is 0-d, or [N, ...] without reduction.
 struct LOCKSTEP_API CrossEntropyLoss : Module {
   CrossEntropyOptions options;
   explicit CrossEntropyLoss(CrossEntropyOptions options = {}) : options(options) {}
@@ -17,7 +18,7 @@ struct LOCKSTEP_API CrossEntropyLoss : Module {
   LOCKSTEP_MODULE(CrossEntropyLoss, options)
 };
 
-/// (input - target)^2, its mean or sum.
+/// (input - target)^2 for input and target of one shape: its mean or sum, 0-d, or every element.
 struct LOCKSTEP_API MSELoss : Module {
   Reduction reduction;
   explicit MSELoss(Reduction reduction = Reduction::mean) : reduction(reduction) {}

@@ -1,6 +1,7 @@
 #include <lockstep/nn/module.h>
 
 #include <algorithm>
+#include <unordered_map>
 #include <unordered_set>
 
 #include <lockstep/nn/entries.h>
@@ -9,10 +10,13 @@
 
 namespace lockstep::nn {
 
-// ---- life ----
+// ---- construction ----
 
 Module::Module() { detail::part_appears(this, detail::Part::module); }
-Module::Module(Module&& other) noexcept : training_(other.training_) {
+Module::Module(Module&& other) noexcept
+    : training_(other.training_),
+      belongs_(other.external_.load(std::memory_order_relaxed)),
+      external_(other.external_.load(std::memory_order_relaxed)) {
   detail::module_moves(this, &other);
 }
 Module& Module::operator=(Module&& other) noexcept {
@@ -21,7 +25,7 @@ Module& Module::operator=(Module&& other) noexcept {
 }
 Module::~Module() { detail::part_disappears(this); }
 
-// ---- what is in it ----
+// ---- traversal ----
 
 namespace detail {
 
@@ -72,15 +76,35 @@ void for_each_module(const Module& module, const ModuleFunction& f, bool always)
   if (always || module.checked_at_.load(std::memory_order_relaxed) != now) {
     std::vector<Unnamed> pointed;
     traverse(module, "", [&](const std::string&, Module& m, const Entries& entries) {
-      for (auto& [name, child] : entries.modules) external(*child);
+      for (auto& [name, child] : entries.modules) permit_calls(*child);
       for (auto& [part, other] : entries.references)
-        if (other) external(*other);
+        if (other) permit_calls(*other);
       check_fields(m, entries, pointed);
     });
     check_still_unnamed(pointed);
     module.checked_at_.store(now, std::memory_order_relaxed);
   }
   if (f) traverse(module, "", f);
+}
+
+bool same_elements(const Tensor& a, const Tensor& b) {
+  if (a.is_same(b)) return true;
+  const bool same = a.numel() ? a.data_ptr() == b.data_ptr() : &a.storage() == &b.storage();
+  return same && a.shape() == b.shape() && a.strides() == b.strides() && a.dtype() == b.dtype();
+}
+std::vector<size_t> first_of_same(const std::vector<Tensor>& tensors) {
+  std::vector<size_t> first;
+  std::unordered_multimap<const void*, size_t> known;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& t = tensors[i];
+    const void* key = t.numel() ? t.data_ptr() : static_cast<const void*>(&t.storage());
+    const auto [begin, end] = known.equal_range(key);
+    const auto same = std::find_if(
+        begin, end, [&](const auto& entry) { return same_elements(tensors[entry.second], t); });
+    first.push_back(same == end ? i : same->second);
+    if (same == end) known.emplace(key, i);
+  }
+  return first;
 }
 
 }  // namespace detail
@@ -104,18 +128,43 @@ NamedTensors named(const Module& module, Member list) {
   return found;
 }
 
-std::vector<Tensor> without_names(const NamedTensors& named) {
-  std::vector<Tensor> tensors;
-  for (auto& [name, t] : named) tensors.push_back(t);
-  return tensors;
-}
+/// Collects the tensors alone: names take longer than the rest, and training loops need none.
+class Tensors final : public FieldVisitor {
+ public:
+  std::vector<Tensor> found;
+
+  Tensors(const Module& module, detail::Part what) : what_(what) {
+    detail::for_each_module(module, {});
+    collect(const_cast<Module&>(module));
+  }
+  void parameter(const std::string&, Parameter& p) override { add(p, detail::Part::parameter); }
+  void buffer(const std::string&, Buffer& b) override { add(b, detail::Part::buffer); }
+  void module(const std::string&, Module& m) override { pending_.push_back(&m); }
+
+ private:
+  void add(const Tensor& t, detail::Part part) {
+    if (part == what_ && t.defined() && seen_.insert(t.ref().get()).second) found.push_back(t);
+  }
+  void collect(Module& m) {
+    const size_t first = pending_.size();
+    m.visit(*this);
+    for (size_t i = first, last = pending_.size(); i < last; ++i) collect(*pending_[i]);
+    pending_.resize(first);
+  }
+
+  detail::Part what_;
+  std::vector<Module*> pending_;
+  std::unordered_set<const void*> seen_;
+};
 
 }  // namespace
 
 NamedTensors Module::named_parameters() const { return named(*this, &detail::Entries::parameters); }
 NamedTensors Module::named_buffers() const { return named(*this, &detail::Entries::buffers); }
-std::vector<Tensor> Module::parameters() const { return without_names(named_parameters()); }
-std::vector<Tensor> Module::buffers() const { return without_names(named_buffers()); }
+std::vector<Tensor> Module::parameters() const {
+  return Tensors(*this, detail::Part::parameter).found;
+}
+std::vector<Tensor> Module::buffers() const { return Tensors(*this, detail::Part::buffer).found; }
 
 std::vector<std::pair<std::string, Module*>> Module::named_modules() {
   std::vector<std::pair<std::string, Module*>> found;
@@ -140,15 +189,21 @@ void Module::requires_grad_(bool on) {
   for (Tensor& p : parameters()) p.requires_grad_(on);
 }
 
-// ---- moving ----
+EvalGuard::EvalGuard(Module& module) {
+  for (auto& [name, m] : module.named_modules()) modes_.emplace_back(m, m->training_);
+  for (auto& [m, training] : modes_) m->training_ = false;
+}
+EvalGuard::~EvalGuard() {
+  for (auto& [m, training] : modes_) m->training_ = training;
+}
+
+// ---- conversion ----
 
 namespace {
 
-/// Replaces the storage inside the body of t, and that of its gradient, by converted copies.
+/// Puts the storage, layout and dtype of `with` inside the body of t, and converts the gradient.
 template <class Target>
-void convert(const Tensor& t, Target target) {
-  const NoGradGuard guard;
-  const Tensor with = t.detach().to(target);
+void replace_storage(const Tensor& t, const Tensor& with, Target target) {
   TensorBody& body = t.body();
   if (with.storage().data() == body.storage->data() && with.dtype() == body.dtype) return;
   body.base = nullptr;
@@ -163,18 +218,31 @@ void convert(const Tensor& t, Target target) {
   }
 }
 
+/// Converts the tensors where they are; those that share their elements still do.
+template <class Target>
+void convert(const std::vector<Tensor>& tensors, Target target) {
+  const NoGradGuard guard;
+  const std::vector<size_t> first = detail::first_of_same(tensors);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor from = tensors[first[i]].detach();
+    replace_storage(tensors[i], first[i] == i ? from.to(target) : from, target);
+  }
+}
+
 }  // namespace
 
 void Module::convert_to(Device device) {
-  for (auto& [name, t] : named_parameters()) convert(t, device);
-  for (auto& [name, t] : named_buffers()) convert(t, device);
+  std::vector<Tensor> tensors = parameters();
+  for (Tensor& b : buffers()) tensors.push_back(std::move(b));
+  convert(tensors, device);
 }
 void Module::convert_to(DType dtype) {
   LOCKSTEP_CHECK(is_floating(dtype), DTypeError,
                  "to: a module's parameters are of floating dtype, not ", dtype);
-  for (auto& [name, t] : named_parameters()) convert(t, dtype);
-  for (auto& [name, t] : named_buffers())
-    if (t.is_floating_point()) convert(t, dtype);
+  std::vector<Tensor> tensors = parameters();
+  for (Tensor& b : buffers())
+    if (b.is_floating_point()) tensors.push_back(std::move(b));
+  convert(tensors, dtype);
 }
 
 // ---- text ----
@@ -196,7 +264,7 @@ std::string Module::to_string() const {
   return text + (children.empty() ? ")" : "\n)");
 }
 
-void Module::add_place(Error& error) const {
+void Module::add_place(Error& error) const noexcept try {
   const Error::Place& inner = error.place();
   const std::string type = module_type().name;
   std::string name;
@@ -214,6 +282,8 @@ void Module::add_place(Error& error) const {
     const std::string where = str_cat("in ", self);
     error.set_place({this, "", std::move(self)}, where, false);
   }
+} catch (...) {
+  // The error tells what is wrong, even without the place.
 }
 
 namespace detail {

@@ -39,7 +39,6 @@ struct Entries;
 using ModuleFunction =
     std::function<void(const std::string& path, Module& m, const Entries& entries)>;
 void for_each_module(const Module& module, const ModuleFunction& f, bool always);
-class EvalScope;
 }  // namespace detail
 
 class LOCKSTEP_API Module {
@@ -49,7 +48,7 @@ class LOCKSTEP_API Module {
   Module& operator=(Module&& other) noexcept;
   virtual ~Module();
 
-  // ---- tensors: order and names are PyTorch's; a parameter that is tied to another counts once ----
+  // ---- tensors: order and names are PyTorch's; a tensor under several names is listed once ----
   std::vector<Tensor> parameters() const;
   NamedTensors named_parameters() const;
   std::vector<Tensor> buffers() const;
@@ -90,7 +89,7 @@ class LOCKSTEP_API Module {
   /// Calls forward of a module that maps one tensor to one; another kind throws Error.
   Tensor operator()(Tensor x) { return forward_any(std::move(x)); }
 
-  // ---- made by LOCKSTEP_MODULE ----
+  // ---- implemented by LOCKSTEP_MODULE ----
   /// Named for the compiler's message about a class that lacks the macro.
   virtual void this_class_needs_LOCKSTEP_MODULE() const = 0;
   virtual void visit(FieldVisitor& v) = 0;
@@ -103,19 +102,22 @@ class LOCKSTEP_API Module {
   void convert_to(Device device);
   /// The same for those of floating dtype.
   void convert_to(DType dtype);
-  /// Adds this module to the place that an error on its way out names.
-  void add_place(Error& error) const;
+  /// Adds this module to the place that an error on its way out names; where that fails, the error
+  /// stays as it is.
+  void add_place(Error& error) const noexcept;
 
  private:
   friend class detail::CallScope;
-  friend class detail::EvalScope;
+  friend class EvalGuard;
+  friend void detail::permit_calls(Module& module);
   friend void detail::for_each_module(const Module&, const detail::ModuleFunction&, bool);
   template <class M>
   friend M& external(M& module);
 
   bool training_ = true;
   std::atomic<bool> graph_checked_ = false;  // see detail::GraphCheck
-  std::atomic<bool> belongs_ = false;  // to another module, or external(): may be called inside forward
+  std::atomic<bool> belongs_ = false;   // a field of a module, or permitted inside other forwards
+  std::atomic<bool> external_ = false;  // see external()
   // detail::parts_constructed() when the fields of all that is in it were last checked
   mutable std::atomic<uint32_t> checked_at_ = 0;
 };
@@ -128,9 +130,24 @@ auto operator<<(Stream& out, const Module& m) -> decltype(out << std::string()) 
 
 template <class M>
 M& external(M& module) {
-  static_cast<Module&>(module).belongs_.store(true, std::memory_order_relaxed);
+  static_cast<Module&>(module).external_.store(true, std::memory_order_relaxed);
+  detail::permit_calls(module);
   return module;
 }
+
+/// Puts a module and all below it into eval mode while it lives; then each has the mode again that
+/// it had before, also after an exception: a batch norm that was frozen by eval() stays frozen. No
+/// module may be added, moved or removed meanwhile.
+class LOCKSTEP_API EvalGuard {
+ public:
+  explicit EvalGuard(Module& module);
+  ~EvalGuard();
+  EvalGuard(const EvalGuard&) = delete;
+  EvalGuard& operator=(const EvalGuard&) = delete;
+
+ private:
+  std::vector<std::pair<Module*, bool>> modes_;
+};
 
 namespace detail {
 
@@ -151,14 +168,14 @@ std::unique_ptr<Module> clone_unique(M& module, CloneMap& map) {
 }  // namespace lockstep::nn
 
 /// LOCKSTEP_MODULE(Type, fields...), the last line of a module, of a subclass of a module too. Name
-/// every member that holds modules, parameters or buffers, those of the base class included (and, for
-/// clone(), whatever else is not a plain number). A part that is left out is an Error: at the first
-/// visit of the fields where the class holds or points to it, at the first call where it is used. A
-/// module that belongs to somebody else is a std::reference_wrapper, or external().
+/// every member that holds modules, parameters or buffers, those of the base class included (and,
+/// for clone(), whatever else is not a plain number). One that is left out is an Error: at the
+/// first traversal where the class holds or points to it, at the first call where it is used. A
+/// module that another object owns is a std::reference_wrapper, or external().
 /// The macro makes the call operator, to(Device), to(DType), clone() and share():
 ///   y = net(x);   net.to(device);   Net{}.to(device, DType::f64);   Net other = net.clone();
-/// clone() and share() must not run while another thread uses the module otherwise; several may clone
-/// it.
+/// A clone has no gradients and no hooks. clone() and share() must not run while another thread uses
+/// the module otherwise; several may clone it.
 #define LOCKSTEP_MODULE(Type, ...)                                                             \
  public:                                                                                       \
   template <class Self = Type, class... Args>                                                  \

@@ -1,7 +1,6 @@
 // Parameter and Buffer: the tensors that a module owns. A Parameter is trained; a Buffer is state
-// that is not (running statistics, a mask). Both are known by address while they live, so that a
-// module can tell when one of its own is missing from LOCKSTEP_MODULE and would be left out of
-// training.
+// that is not (running statistics, a mask). Both are registered by address while they live, so that
+// one that is missing from LOCKSTEP_MODULE, and would be left out of training, is found.
 //
 //   nn::Parameter weight = randn({out, in});       // a leaf that requires grad
 //   nn::Buffer mask{ones({8, 8}), false};          // not part of the state dict
@@ -14,17 +13,19 @@ namespace lockstep::nn {
 namespace detail {
 
 enum class Part : uint8_t { parameter, buffer, module, list };
-LOCKSTEP_API void part_appears(const void* at, Part what);
+/// Registers a part, so that checks find it. None of these throws: a part for which there is no
+/// memory stays unregistered, since no move of a module may fail for the sake of checks.
+LOCKSTEP_API void part_appears(const void* at, Part what) noexcept;
 /// A module keeps its age when it is moved.
-LOCKSTEP_API void module_moves(const void* to, const void* from);
+LOCKSTEP_API void module_moves(const void* to, const void* from) noexcept;
 LOCKSTEP_API void part_disappears(const void* at) noexcept;
 
 /// An empty base that registers the address of what derives from it.
 template <Part what>
 class Registered {
  protected:
-  Registered() { part_appears(this, what); }
-  Registered(const Registered&) : Registered() {}
+  Registered() noexcept { part_appears(this, what); }
+  Registered(const Registered&) noexcept : Registered() {}
   Registered& operator=(const Registered&) = default;
   ~Registered() { part_disappears(this); }
 };

@@ -26,11 +26,15 @@ Registry& registry() {
 
 uintptr_t address(const void* at) { return reinterpret_cast<uintptr_t>(at); }
 
-/// The field that ends last before `at`: how an error says where something without a name stands.
+/// The field around `at`, else the last one before it: how an error says where something without a
+/// name stands.
 std::string place_of(uintptr_t at, const Entries& entries) {
   const Entries::Field* before = nullptr;
-  for (const Entries::Field& f : entries.fields)
+  for (const Entries::Field& f : entries.fields) {
+    if (f.at <= at && at < f.at + f.size)
+      return str_cat("inside ", f.name, ", whose type should be a Module to name it");
     if (f.at < at && (!before || f.at > before->at)) before = &f;
+  }
   return before ? str_cat("after ", before->name) : std::string("before all of them");
 }
 
@@ -54,17 +58,19 @@ uintptr_t word_at(uintptr_t at) {
 
 }  // namespace
 
-void part_appears(const void* at, Part what) {
+void part_appears(const void* at, Part what) noexcept try {
   Registry& r = registry();
   const std::lock_guard guard(r.lock);
   r.parts[address(at)] = {what, ++r.births};
+} catch (const std::bad_alloc&) {
 }
-void module_moves(const void* to, const void* from) {
+void module_moves(const void* to, const void* from) noexcept try {
   Registry& r = registry();
   const std::lock_guard guard(r.lock);
   const auto old = r.parts.find(address(from));
   const uint64_t now = ++r.births;
   r.parts[address(to)] = {Part::module, old == r.parts.end() ? now : old->second.birth};
+} catch (const std::bad_alloc&) {
 }
 void part_disappears(const void* at) noexcept {
   const std::lock_guard guard(registry().lock);

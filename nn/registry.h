@@ -9,7 +9,8 @@
 
 namespace lockstep::nn::detail {
 
-/// Grows with every part that is constructed: while it stands still, no check can find anything new.
+/// The number of parts constructed so far: unless it has changed, a check finds what it found
+/// before.
 uint64_t parts_constructed();
 
 /// A part that a module refers to and does not name.
@@ -17,9 +18,9 @@ struct Unnamed {
   std::string error;
   const void* part;
 };
-/// Marks what the module's fields name, and throws Error for a part inside the module's own bytes that
-/// none of them names. Pointers among these bytes to unnamed parts that are younger than the module, as
-/// those that it owns are, go to `pointed`: another module may yet name them.
+/// Marks what the module's fields name, and throws Error for a part inside the module's own bytes
+/// that none of them names. Pointers among these bytes to unnamed parts that are younger than the
+/// module, as those that it owns are, go to `pointed`: another module may yet name them.
 void check_fields(Module& module, const Entries& entries, std::vector<Unnamed>& pointed);
 /// Throws the text of the first that no module has named since.
 void check_still_unnamed(const std::vector<Unnamed>& pointed);

@@ -3,8 +3,8 @@
 //   nn::Sequential net{nn::Linear{784, 128}, nn::ReLU{}, nn::Linear{128, 10}};
 //
 // Its parameters are named by position ("0.weight", "2.bias"). A Linear that a ReLU follows runs as
-// one fused product, so that net above costs no separate pass for the bias and the ReLU; the numbers
-// are those of the two, bit for bit. A subclass names the field `modules`:
+// one fused product, without a separate pass for the bias and the ReLU; results and gradients are
+// bitwise those of the two layers. A subclass names the field `modules`:
 //
 //   struct Block : nn::Sequential {
 //     explicit Block(int64_t n) : Sequential{nn::Linear{n, n}, nn::LayerNorm{n}, nn::ReLU{}} {}

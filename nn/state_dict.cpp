@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <unordered_set>
 
 #include <lockstep/nn/entries.h>
 #include <lockstep/tensor/node.h>
@@ -11,7 +12,7 @@
 namespace lockstep::nn {
 namespace {
 
-/// One of a module's tensors, under all its names.
+/// One of a module's tensors with all its names; several where it is tied.
 struct Target {
   Tensor mine;  // shares the data
   std::vector<std::string> names;
@@ -19,20 +20,19 @@ struct Target {
 
 /// In the order of state_dict().
 std::vector<Target> targets_of(const Module& module) {
+  const NamedTensors state = module.state_dict();
+  std::vector<Tensor> tensors;
+  for (auto& [name, t] : state) tensors.push_back(t);
+  const std::vector<size_t> first = detail::first_of_same(tensors);
   std::vector<Target> targets;
-  std::map<const TensorBody*, size_t> known;
-  auto add = [&](const std::string& path, const std::string& name, const Tensor& t) {
-    if (!t.defined()) return;
-    const auto [it, fresh] = known.try_emplace(t.ref().get(), targets.size());
-    if (fresh) targets.push_back({t.detach(), {}});
-    targets[it->second].names.push_back(path.empty() ? name : path + "." + name);
-  };
-  detail::for_each_module(
-      module, [&](const std::string& path, Module&, const detail::Entries& entries) {
-        for (auto& [name, p] : entries.parameters) add(path, name, *p);
-        for (auto& [name, b] : entries.buffers)
-          if (b->is_persistent()) add(path, name, *b);
-      });
+  std::vector<size_t> position(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (first[i] == i) {
+      position[i] = targets.size();
+      targets.push_back({tensors[i], {}});
+    }
+    targets[position[first[i]]].names.push_back(state[i].first);
+  }
   return targets;
 }
 
@@ -64,8 +64,11 @@ LoadResult Module::load_state_dict(const NamedTensors& state, LoadOptions option
   std::map<std::string, Tensor> given;
   for (auto& [name, t] : state)
     if (!given.emplace(name, t).second) misfits.wrong.push_back(name + " (given twice)");
-  for (auto& [mine, names] : targets_of(*this)) {
-    // A file may name a tensor that is tied here under one of its names alone, or under all.
+  const std::vector<Target> targets = targets_of(*this);
+  std::unordered_set<const void*> written;  // storages
+  for (const Target& target : targets) written.insert(target.mine.storage().data());
+  for (auto& [mine, names] : targets) {
+    // A state dict may hold a tied tensor under one of its names, or under all.
     Tensor from;
     std::string from_name;
     bool any = false;
@@ -75,12 +78,15 @@ LoadResult Module::load_state_dict(const NamedTensors& state, LoadOptions option
       any = true;
       const Tensor& t = entry.mapped();
       if (!t.defined() || t.shape() != mine.shape()) {
-        misfits.misshapen.push_back(str_cat(name, " (given ", t.defined() ? str_cat(t.shape()) : "none",
-                                        ", here ", mine.shape(), ")"));
+        misfits.misshapen.push_back(str_cat(name, " (given ",
+                                            t.defined() ? str_cat(t.shape()) : "none", ", here ",
+                                            mine.shape(), ")"));
         continue;
       }
       // Converted now, so that nothing has been changed when memory runs out.
-      const Tensor converted = t.detach().to(mine.dtype()).to(mine.device());
+      Tensor converted = t.detach().to(mine.dtype()).to(mine.device());
+      if (written.contains(converted.storage().data()) && !detail::same_elements(mine, converted))
+        converted = converted.clone();  // e.g. two layers of this module exchanged
       if (!from.defined()) {
         from = converted;
         from_name = name;

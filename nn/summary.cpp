@@ -9,22 +9,6 @@
 
 namespace lockstep::nn {
 
-/// Puts every module in eval mode, and back.
-class detail::EvalScope {
- public:
-  explicit EvalScope(Module& m) {
-    for (auto& [name, child] : m.named_modules()) modes_.emplace_back(child, child->training_);
-    for (auto& [child, training] : modes_) child->training_ = false;
-  }
-  ~EvalScope() {
-    for (auto& [child, training] : modes_) child->training_ = training;
-  }
-  EvalScope(const EvalScope&) = delete;
-
- private:
-  std::vector<std::pair<Module*, bool>> modes_;
-};
-
 namespace {
 
 struct Shapes final : CallObserver {
@@ -48,7 +32,7 @@ std::string with_commas(int64_t n) {
 Summary summary(Module& module, const Tensor& input) {
   Shapes shapes;
   {
-    const detail::EvalScope eval(module);
+    const EvalGuard eval(module);
     const NoGradGuard guard;
     module(input);
   }

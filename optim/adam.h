@@ -20,7 +20,7 @@ struct AdamBaseOptions {
 using AdamOptions = AdamBaseOptions<false>;
 using AdamWOptions = AdamBaseOptions<true>;
 
-/// What both are: they differ in where the weight decay goes.
+/// The common base: they differ in where the weight decay is applied.
 template <bool decoupled>
 class LOCKSTEP_API AdamBase : public GroupedOptimizer<AdamBaseOptions<decoupled>> {
  public:

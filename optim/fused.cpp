@@ -84,8 +84,8 @@ void FusedOptimizer::step() {
     if (!gradient.defined()) continue;
     const DType dtype = p.tensor.dtype();
     LOCKSTEP_CHECK(dtype == DType::f32 || dtype == DType::f64, DTypeError,
-                   "step: parameters are f32 or f64, one of shape ", p.tensor.shape(), " is ",
-                   dtype);
+                   "step: parameters are f32 or f64, parameter ", &p - params_.data(), " of shape ",
+                   p.tensor.shape(), " is ", dtype, "; keep the module in f32");
     LOCKSTEP_CHECK(p.tensor.device().is_cpu(), DeviceError, "step: no kernels are loaded for ",
                    p.tensor.device());
     pass.add(p, gradient, update(p.group, p), states(p.group));

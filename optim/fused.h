@@ -7,8 +7,8 @@
 
 namespace lockstep::optim {
 
-/// One parameter's update. A row function changes elements [begin, end) of arrays that are traversed
-/// alike: parameter, gradient, states, all of one element type.
+/// One parameter's update. A row function changes elements [begin, end) of arrays that are
+/// traversed alike: parameter, gradient, states, all of one element type.
 struct Update {
   using Row = void (*)(const double* constants, void* const* arrays, int64_t begin, int64_t end);
   Row f32, f64;
@@ -17,8 +17,9 @@ struct Update {
 
 class LOCKSTEP_API FusedOptimizer : public Optimizer {
  public:
-  /// What can fail (options, dtypes, memory for state) does so before anything is changed. Parameters
-  /// with gaps in their memory are the exception: they are computed beside and written back last.
+  /// Strong guarantee: options, dtypes and memory for state are checked or allocated before
+  /// anything is changed. Parameters that are not dense in memory are the exception: they are
+  /// updated in a copy, which is written back last.
   void step() override;
 
  protected:

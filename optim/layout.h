@@ -1,5 +1,5 @@
-// Walking the elements of a tensor as one flat array, in whatever order they lie in memory.
-// Internal to this folder.
+// Which tensors can be updated as one flat array, whatever the order of their dimensions in memory,
+// and copies of the others that can. Internal to this folder.
 #pragma once
 
 #include <lockstep/tensor/tensor.h>

@@ -150,13 +150,18 @@ void Optimizer::load_state_dict(const NamedTensors& state) {
   };
   std::vector<size_t> needed;  // state tensors by group, under the new options
   exchange_options();
-  for (int g = 0; g < groups(); ++g) {
-    needed.push_back(static_cast<size_t>(states(g)));
-    try {
-      check_options(g);
-    } catch (const ValueError& e) {
-      misfits.wrong.push_back(str_cat("param_groups.", g, " (", e.what(), ")"));
+  try {
+    for (int g = 0; g < groups(); ++g) {
+      needed.push_back(static_cast<size_t>(states(g)));
+      try {
+        check_options(g);
+      } catch (const ValueError& e) {
+        misfits.wrong.push_back(str_cat("param_groups.", g, " (", e.what(), ")"));
+      }
     }
+  } catch (...) {
+    exchange_options();
+    throw;
   }
   exchange_options();
 
@@ -176,7 +181,8 @@ void Optimizer::load_state_dict(const NamedTensors& state) {
       const Tensor t = take(name);
       p.state[s] = Tensor();
       if (!t.defined()) {
-        if (p.steps > 0 && s < needed[static_cast<size_t>(p.group)]) misfits.missing.push_back(name);
+        if (p.steps > 0 && s < needed[static_cast<size_t>(p.group)])
+          misfits.missing.push_back(name);
       } else if (t.shape() != p.tensor.shape()) {
         misfits.misshapen.push_back(
             str_cat(name, " (given ", t.shape(), ", here ", p.tensor.shape(), ")"));

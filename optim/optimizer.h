@@ -29,9 +29,9 @@ struct ParamGroup {
 
 class ScheduleChain;
 
-/// Parameters are known by their tensors: a module's to() and load() change what is inside these, an
-/// assignment to a Parameter replaces one, which an optimizer made before does not learn of. Schedules
-/// follow an optimizer that is moved.
+/// Parameters are identified by their tensors: a module's to() and load() change the storage inside
+/// these, whereas assignment to a Parameter replaces the tensor, and an optimizer made before keeps
+/// the old one, as in PyTorch. Schedules follow an optimizer that is moved.
 class LOCKSTEP_API Optimizer {
  public:
   virtual ~Optimizer();
@@ -47,16 +47,16 @@ class LOCKSTEP_API Optimizer {
   int groups() const { return groups_; }
   std::vector<Tensor> params(int group) const;
   double lr(int group = 0) const;
-  /// A rate set by hand is what schedules go on from, as in PyTorch: their next step changes it by the
-  /// ratio that they would have changed the old one by. Where they hold the rate at 0 there is no such
-  /// ratio, and it lasts until their next step.
+  /// Schedules continue from a rate that was set by hand, as in PyTorch: their next step multiplies
+  /// it by the ratio by which it would have changed the old one. Where they hold the rate at 0
+  /// there is no such ratio, and it lasts until their next step.
   void set_lr(double lr);  // of all groups
   void set_lr(int group, double lr);
   /// The rate that the group's schedules start from; without schedules the rate itself.
   double initial_lr(int group) const;
 
-  /// Everything a run needs to go on: "state.3.exp_avg" and "state.3.step" by the parameter's index
-  /// over all groups, "param_groups.0.lr" and so on by group. Copies; for save_safetensors.
+  /// Everything that is needed to resume: "state.3.exp_avg" and "state.3.step" by the parameter's
+  /// index over all groups, "param_groups.0.lr" and so on by group. Copies; for save_safetensors.
   NamedTensors state_dict() const;
   /// Throws ValueError that lists all entries that are missing, unexpected or of another form, and
   /// has changed nothing then. Floating dtypes are converted to the parameters'.

@@ -1,16 +1,17 @@
 // Learning rate schedules: PyTorch's names and closed forms. A schedule sets the rates of an
-// optimizer's groups from their initial ones and the number of steps taken, which is its whole state.
+// optimizer's groups from their initial ones and the number of steps taken, which is its whole
+// state.
 //
 //   optim::LinearLR warm_up{opt, {.start_factor = 0.01, .total_iters = 500}};
 //   optim::CosineAnnealingLR decay{opt, {.T_max = 9500}};
 //   optim::SequentialLR schedule{opt, {warm_up, decay}, {500}};   // one after the other
 //   for (...) { ...; opt.step(); schedule.step(); }
 //
-// Step per batch or per epoch, as the numbers given mean. A rate is a function of the counts alone, so
-// a resumed run needs nothing but load_state_dict, or set_steps(n).
+// Step per batch or per epoch, as the numbers given mean. A rate is a function of the counts alone,
+// so a resumed run needs nothing but load_state_dict, or set_steps(n).
 //
-// Several schedules of one optimizer work together: each takes the rate that the ones made before it
-// give as its initial one, so that factors multiply, as in PyTorch.
+// Several schedules of one optimizer compose: the initial rate of each is the rate that those made
+// before it give, so that factors multiply, as in PyTorch.
 #pragma once
 
 #include <functional>
@@ -23,9 +24,10 @@ namespace lockstep::optim {
 
 struct Schedule;
 
-/// A schedule by its formula: rate(initial, steps). Construction sets the rate of step 0. A handle: a
-/// copy is the same schedule. When the last handle is gone, the rates stay as they are, and other
-/// schedules go on from them. The optimizer may be moved; once it is gone, step() is an Error.
+/// A schedule by its formula, rate(initial, steps). Construction sets the rate of step 0. Copies
+/// are handles to one schedule. When the last handle is destroyed, the rates stay as they are, and
+/// other schedules continue from them. The optimizer may be moved; after its destruction step() is
+/// an Error.
 class LOCKSTEP_API LRScheduler {
  public:
   using Formula = std::function<double(double initial, int64_t steps)>;
@@ -33,8 +35,8 @@ class LOCKSTEP_API LRScheduler {
 
   void step() { set_steps(steps() + 1); }
   int64_t steps() const;
-  /// What the formula throws leaves rates and count as they were; so does ValueError, for a negative
-  /// count or rate.
+  /// What the formula throws leaves rates and count as they were; so does ValueError, for a
+  /// negative count or rate.
   void set_steps(int64_t steps);
   /// The number of steps. Loading sets the rates as set_steps does, from the optimizer's initial
   /// ones; ValueError, and no change, for anything else.
@@ -104,8 +106,8 @@ struct LOCKSTEP_API CosineAnnealingLR : LRScheduler {
 };
 
 /// One schedule after the other: milestones[i] is the step at which schedule i + 1 begins, from its
-/// own step 0. One milestone fewer than schedules, rising, else ValueError. The parts, schedules of the
-/// same optimizer, no longer act by themselves: to step one is an Error.
+/// own step 0. One milestone fewer than schedules, rising, else ValueError. The parts, schedules of
+/// the same optimizer, no longer act by themselves: to step one is an Error.
 struct LOCKSTEP_API SequentialLR : LRScheduler {
   SequentialLR(Optimizer& optimizer, const std::vector<LRScheduler>& schedules,
                std::vector<int64_t> milestones);

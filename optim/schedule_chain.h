@@ -1,5 +1,5 @@
-// ScheduleChain: the schedules of one optimizer and the rates that they work on. A group's rate is its
-// base rate passed through the formulas of all schedules, in the order in which they were made.
+// ScheduleChain: the schedules of one optimizer and the rates that they work on. A group's rate is
+// its base rate passed through the formulas of all schedules, in the order in which they were made.
 // Internal to this folder.
 #pragma once
 
@@ -26,17 +26,19 @@ class ScheduleChain {
  public:
   struct Rate {
     double base = std::numeric_limits<double>::quiet_NaN();  // none until a schedule asks
-    double set = 0;  // what the schedules made of it; another value was set by hand
+    double set = 0;  // the rate that the schedules last set; a different one was set by hand
   };
 
-  ScheduleChain(Optimizer* owner, int groups) : optimizer(owner), rates(static_cast<size_t>(groups)) {}
+  ScheduleChain(Optimizer* owner, int groups)
+      : optimizer(owner), rates(static_cast<size_t>(groups)) {}
 
-  /// Adds the schedule and sets the rates. What a formula throws leaves all as it was; so below.
+  /// Adds the schedule and sets the rates. This and the functions below change nothing where a
+  /// formula throws.
   void attach(Schedule& schedule);
   void set_steps(Schedule& schedule, int64_t steps);
   /// Removes the schedule; the others go on from the rates as they are now.
   void detach(Schedule& schedule) noexcept;
-  /// Removes a schedule that another takes in, with all that it did.
+  /// Removes a schedule that becomes part of a SequentialLR; its factor goes too.
   void take_out(Schedule& schedule);
   /// The base rate, with regard to a rate that was set by hand since the schedules' last step.
   double base(int group) const;

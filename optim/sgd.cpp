@@ -23,7 +23,9 @@ void SGD::check_options(int group) const {
 Update SGD::update(int group, const Param& p) const {
   const SGDOptions& o = options(group);
   const kernels::Table& t = kernels::table();
-  const kernels::Rows rows = states(group) == 0 ? t.sgd : o.nesterov ? t.sgd_nesterov : t.sgd_momentum;
+  const kernels::Rows rows = states(group) == 0 ? t.sgd
+                             : o.nesterov       ? t.sgd_nesterov
+                                                : t.sgd_momentum;
   // The buffer starts as zeros, so that an undampened first update makes it the gradient itself.
   const bool first = !p.state[0].defined();
   return {rows.f32, rows.f64, {o.lr, o.weight_decay, o.momentum, first ? 1 : 1 - o.dampening}};

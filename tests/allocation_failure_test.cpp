@@ -175,6 +175,14 @@ struct Training {
   }
 };
 
+struct Ties : nn::Module {
+  nn::Conv2d conv{2, 3, 2};
+  nn::Linear a{3, 3}, b{3, 3};
+  nn::BatchNorm1d norm{3};
+  Tensor forward(Tensor x) { return x; }
+  LOCKSTEP_MODULE(Ties, conv, a, b, norm)
+};
+
 Training small_training() {
   manual_seed(1);
   return Training(nn::Sequential{nn::Linear{6, 8}, nn::ReLU{}, nn::LayerNorm{8}, nn::Dropout{0.2},
@@ -231,6 +239,28 @@ TEST_CASE("allocation failure: loading states changes all or nothing") {
       {.prepare = prepare, .run = [&] { training.net.load_state_dict(net); }, .state = state});
   fail_each_allocation({.prepare = prepare,
                         .run = [&] { training.optimizer->load_state_dict(optimizer); },
+                        .state = state});
+}
+
+TEST_CASE("allocation failure: loading into tied, strided and converted tensors, all or nothing") {
+  Ties net;
+  static_cast<Tensor&>(net.b.weight) = net.a.weight;
+  net.a.bias = nn::Parameter(zeros({3, 2}).t()[0]);  // with gaps
+  NamedTensors before = cloned(net.state_dict()), other = cloned(net.state_dict());
+  for (auto& [name, t] : other)
+    t = name == "b.weight" ? other[2].second.clone() : rand(t.shape()).to(DType::f64);
+  REQUIRE(other[2].first == "a.weight");
+  const auto state = [&] { return bytes_of(net.state_dict()); };
+  fail_each_allocation({.prepare = [&] { net.load_state_dict(before); },
+                        .run = [&] { net.load_state_dict(other); },
+                        .state = state});
+  fail_each_allocation({.prepare = [&] { net.load_state_dict(before); },
+                        .run =
+                            [&] {
+                              NamedTensors exchanged = net.state_dict();
+                              std::swap(exchanged[3].first, exchanged[5].first);  // a.bias, b.bias
+                              net.load_state_dict(exchanged);
+                            },
                         .state = state});
 }
 

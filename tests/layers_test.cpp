@@ -105,7 +105,7 @@ TEST_CASE("losses equal PyTorch's") {
   check_loss("mse_none", nn::MSELoss{Reduction::none});
 }
 
-TEST_CASE("dropout drops in training alone") {
+TEST_CASE("Dropout: it drops in training alone") {
   nn::Dropout drop{0.25};
   const Tensor x = ones({100, 100});
   manual_seed(5);
@@ -164,11 +164,68 @@ TEST_CASE("Sequential's fused Linear and ReLU is the two of them, forward and ba
   CHECK(difference(same.grad(), x.grad()) < 1e-5);
 }
 
-TEST_CASE("wrong inputs and options are refused by name") {
-  CHECK_THROWS_AS(nn::Linear(0, 3), ValueError);
+TEST_CASE("layers: wrong inputs and options are refused by name") {
+  CHECK_THROWS_AS(nn::Linear(-1, 3), ValueError);
+  CHECK_THROWS_AS(nn::Linear(3, -1), ValueError);
   CHECK_THROWS_AS(nn::Conv2d(3, 4, 3, {.groups = 2}), ValueError);
   CHECK_THROWS_AS(nn::BatchNorm2d{4}(zeros({2, 4})), ShapeError);
   CHECK_THROWS_AS(nn::BatchNorm1d{4}(zeros({2, 4, 3, 3})), ShapeError);
   CHECK_THROWS_AS(nn::LayerNorm{4}(zeros({2, 5})), ShapeError);
   CHECK_THROWS_AS(nn::LayerNorm(Shape{}), ValueError);
+}
+
+TEST_CASE("Dropout: p = 0 is the identity, p = 1 gives zeros and zero gradients") {
+  const Tensor values = randn({5, 7});
+  for (const double p : {0.0, 1.0}) {
+    nn::Dropout drop{p};
+    const Tensor x = values.clone().requires_grad_(), y = drop(x);
+    CHECK(difference(y, values * (1 - p)) == 0);
+    y.sum().backward();
+    CHECK(difference(x.grad(), full({5, 7}, 1 - p)) == 0);
+    drop.eval();
+    CHECK(difference(drop(x), values) == 0);
+  }
+  CHECK(nn::Dropout{0.5}(zeros({0, 3})).shape() == Shape{0, 3});
+}
+
+TEST_CASE("Linear: without inputs it is its bias, without outputs it has no elements") {
+  nn::Linear none{0, 5}, plain{0, 5, {.bias = false}}, nowhere{3, 0};
+  nn::init::uniform_(none.bias, 1, 2);
+  const Tensor y = none(zeros({2, 0}));
+  CHECK(difference(y, none.bias.detach().expand({2, 5})) == 0);
+  y.sum().backward();
+  CHECK(difference(none.bias.grad(), full({5}, 2)) == 0);
+  CHECK(none.weight.grad().shape() == Shape{5, 0});
+  CHECK(difference(plain(zeros({2, 0})), zeros({2, 5})) == 0);
+  const Tensor x = ones({2, 3}).requires_grad_(), z = nowhere(x);
+  CHECK(z.shape() == Shape{2, 0});
+  z.sum().backward();
+  CHECK(difference(x.grad(), zeros({2, 3})) == 0);
+  nn::Sequential chain{nn::Linear{3, 0}, nn::ReLU{}, nn::Linear{0, 2}};
+  CHECK(difference(chain(x), chain.at<nn::Linear>(2).bias.detach().expand({2, 2})) == 0);
+}
+
+TEST_CASE("layers: a batch of no samples gives no results, and zero gradients") {
+  const auto check = [](auto layer, Shape in, Shape out, bool train = true) {
+    CAPTURE(layer.to_string());
+    layer.train(train);
+    const Tensor x = zeros(in).requires_grad_(), y = layer(x);
+    CHECK(y.shape() == out);
+    y.sum().backward();
+    CHECK(x.grad().shape() == in);
+    for (auto& [name, p] : layer.named_parameters())
+      CHECK(difference(p.grad(), zeros(p.shape())) == 0);
+  };
+  check(nn::Linear{3, 2}, {0, 3}, {0, 2});
+  check(nn::Linear{3, 2}, {4, 0, 3}, {4, 0, 2});
+  check(nn::BatchNorm1d{3}, {0, 3}, {0, 3}, false);
+  check(nn::BatchNorm2d{3}, {0, 3, 2, 2}, {0, 3, 2, 2}, false);
+  check(nn::LayerNorm{3}, {0, 3}, {0, 3});
+  check(nn::MaxPool2d{2}, {0, 1, 4, 4}, {0, 1, 2, 2});
+  check(nn::Flatten{}, {0, 3, 4}, {0, 12});
+  check(nn::Dropout{0.5}, {0, 3}, {0, 3});
+  check(nn::Softmax{1}, {0, 3}, {0, 3});
+  check(nn::LogSoftmax{0}, {0, 3}, {0, 3});
+  check(nn::GELU{}, {0}, {0});
+  check(nn::Sequential{nn::Linear{3, 2}, nn::ReLU{}}, {0, 3}, {0, 2});
 }

@@ -1,8 +1,12 @@
-// Which forward a call runs: the object's own, through whatever reference, container or wrapper it is
-// called; and the same numbers whether Sequential fuses its layers or an observer keeps it from that.
+// What a call runs: the object's own forward, through whatever reference, container or wrapper it
+// is called; the same numbers whether Sequential fuses its layers or an observer keeps it from
+// that; and what is left after recursion, exceptions, observers that come and go, and calls on
+// several threads.
 #include <doctest/doctest.h>
 
 #include <cstring>
+#include <stdexcept>
+#include <thread>
 
 #include <lockstep/distributed/data_parallel.h>
 #include <lockstep/nn/nn.h>
@@ -80,6 +84,47 @@ struct Watch : nn::CallObserver {
   void leave(nn::Module& m, const Tensor*) override { left.push_back(m.module_type().name); }
 };
 
+/// Calls itself.
+struct Recursive : nn::Module {
+  nn::Linear fc{2, 2};
+  Tensor forward(const Tensor& x, int depth) { return depth ? (*this)(fc(x), depth - 1) : x; }
+  LOCKSTEP_MODULE(Recursive, fc)
+};
+/// Throws what is no Error.
+struct Throws : nn::Module {
+  nn::Linear fc{2, 2};
+  int how = 0;
+  Tensor forward(const Tensor& x) {
+    const Tensor y = fc(x);
+    if (how == 1) throw 1;
+    if (how == 2) throw std::bad_alloc();
+    if (how == 3) throw std::out_of_range("what");
+    return y;
+  }
+  LOCKSTEP_MODULE(Throws, fc, how)
+};
+struct BadBrief : nn::Linear {
+  using nn::Linear::Linear;
+  Tensor forward(const Tensor& x) { return nn::Linear::forward(x); }
+  std::string brief() const override { throw 1; }
+  LOCKSTEP_MODULE(BadBrief, weight, bias)
+};
+struct Calls : nn::Module {
+  std::function<void()> f;
+  explicit Calls(std::function<void()> f) : f(std::move(f)) {}
+  Tensor forward(const Tensor& x) {
+    f();
+    return x;
+  }
+  LOCKSTEP_MODULE(Calls, f)
+};
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  return a.shape() == b.shape() && a.dtype() == b.dtype() &&
+         std::memcmp(a.contiguous().data_ptr(), b.contiguous().data_ptr(),
+                     static_cast<size_t>(a.numel()) * size_of(a.dtype())) == 0;
+}
+
 }  // namespace
 
 TEST_CASE("Sequential runs the forward of subclasses of what it fuses") {
@@ -110,8 +155,9 @@ TEST_CASE("operator() through a base class runs the object's own forward") {
   nn::ReLU& relu = leaky;
   CHECK(relu(full({1}, -2)).item<double>() == -1);
   // Another signature than the base's cannot be guessed.
-  CHECK(contains(error_of([&] { linear(x, Activation::relu); }),
-                 "call: the object is a Scaled referred to as its base class lockstep::nn::Linear"));
+  CHECK(
+      contains(error_of([&] { linear(x, Activation::relu); }),
+               "call: the object is a Scaled referred to as its base class lockstep::nn::Linear"));
   TwoInputs two{1, 1};
   nn::Linear& base = two;
   CHECK_THROWS_AS(base(x), Error);
@@ -142,8 +188,7 @@ TEST_CASE("clone, share and to of a subclass through its base never slice it") {
 TEST_CASE("a subclass without its own LOCKSTEP_MODULE is an error that names it") {
   const Tensor x = zeros({2, 1});
   NoMacro m{1, 1};
-  const std::string want =
-      "NoMacro: it extends Linear and has no LOCKSTEP_MODULE of its own";
+  const std::string want = "NoMacro: it extends Linear and has no LOCKSTEP_MODULE of its own";
   CHECK(contains(error_of([&] { m(x); }), want));
   CHECK(contains(error_of([&] { static_cast<nn::Module&>(m)(x); }), want));
   CHECK(contains(error_of([&] { m.parameters(); }), want));
@@ -199,13 +244,11 @@ TEST_CASE("Sequential: fused and observed runs agree bit for bit, forward and ba
       const std::vector<Tensor> fused = run();
       Watch watch;
       const std::vector<Tensor> observed = run();
-      CHECK(watch.left == std::vector<std::string>{"Linear", "ReLU", "Linear", "ReLU", "Sequential"});
+      CHECK(watch.left ==
+            std::vector<std::string>{"Linear", "ReLU", "Linear", "ReLU", "Sequential"});
       for (size_t i = 0; i < fused.size(); ++i) {
         CAPTURE(i);
-        const Tensor a = fused[i].contiguous(), b = observed[i].contiguous();
-        REQUIRE(a.shape() == b.shape());
-        CHECK(std::memcmp(a.data_ptr(), b.data_ptr(),
-                          static_cast<size_t>(a.numel()) * size_of(dtype)) == 0);
+        CHECK(same_bits(fused[i], observed[i]));
       }
     }
 }
@@ -227,4 +270,120 @@ TEST_CASE("CallObserver: what it throws reaches the caller, and forward's own er
     CHECK(contains(error_of([&] { layer(zeros({1, 2})); }), "entered"));
   }
   CHECK(layer(zeros({1, 2})).shape() == Shape{1, 2});
+}
+
+TEST_CASE("CallObserver: observers may go in any order, and during a call") {
+  nn::Linear layer{2, 2};
+  const Tensor x = zeros({1, 2});
+  auto first = std::make_unique<Watch>(), second = std::make_unique<Watch>();
+  first.reset();
+  layer(x);
+  CHECK(second->left == std::vector<std::string>{"Linear"});
+  second.reset();
+  CHECK_NOTHROW(layer(x));
+
+  auto outer = std::make_unique<Watch>(), inner = std::make_unique<Watch>();
+  nn::Sequential net{Calls([&] { inner.reset(); }), nn::Linear{2, 2}};
+  net(x);
+  CHECK(outer->left == std::vector<std::string>{"Linear"});  // the others were the inner one's
+}
+
+TEST_CASE("operator(): a module may call itself") {
+  Recursive net;
+  const Tensor x = randn({3, 2});
+  CHECK(same_bits(net(x, 2), net.fc(net.fc(x))));
+  CHECK_NOTHROW(net(x, 5).sum().backward());
+  CHECK(contains(error_of([&] { net(zeros({1, 3}), 2); }), "in Recursive.fc (Linear 2->2)"));
+}
+
+TEST_CASE("operator(): an exception of any type passes unchanged and leaves the modules usable") {
+  nn::Sequential net{Throws(), nn::ReLU{}};
+  Throws& part = net.at<Throws>(0);
+  const Tensor x = randn({3, 2});
+  struct Count : nn::CallObserver {
+    int depth = 0;
+    void enter(nn::Module&) override { ++depth; }
+    void leave(nn::Module&, const Tensor*) override { --depth; }
+  };
+  for (const bool observed : {false, true}) {
+    std::optional<Count> count;
+    if (observed) count.emplace();
+    part.how = 1;
+    CHECK_THROWS_AS(net(x), int);
+    part.how = 2;
+    CHECK_THROWS_AS(net(x), std::bad_alloc);
+    part.how = 3;
+    CHECK_THROWS_AS(net(x), std::out_of_range);
+    part.how = 0;
+    CHECK(same_bits(net(x), relu(part.fc(x))));
+    CHECK(error_of([&] { net(zeros({1, 3})); }).ends_with("\n  in Sequential.0.fc (Linear 2->2)"));
+    CHECK(part(x).requires_grad());
+    if (observed) CHECK(count->depth == 0);
+  }
+}
+
+TEST_CASE("operator(): an error keeps its text where its place cannot be told") {
+  BadBrief bad{2, 2};
+  const std::string text = error_of<ShapeError>([&] { bad(zeros({1, 3})); });
+  CHECK(contains(text, "linear: input [1, 3]"));
+}
+
+TEST_CASE("operator(): several threads may call one module in eval mode, from the first call on") {
+  for (int round = 0; round < 10; ++round) {
+    nn::Sequential net{nn::Conv2d{1, 4, 3}, nn::BatchNorm2d{4}, nn::ReLU{},       nn::Flatten{},
+                       nn::Linear{16, 8},   nn::ReLU{},         nn::Dropout{0.5}, nn::Linear{8, 3}};
+    net.eval();
+    const Tensor x = randn({5, 1, 4, 4});
+    std::vector<Tensor> results(4);
+    std::vector<std::thread> threads;
+    for (Tensor& y : results)
+      threads.emplace_back([&net, &x, &y] {
+        for (int i = 0; i < 5; ++i) y = net(x);
+      });
+    for (std::thread& t : threads) t.join();
+    const Tensor want = net(x);
+    for (const Tensor& y : results) CHECK(same_bits(y, want));
+  }
+}
+
+TEST_CASE("EvalGuard: each module has its own mode again, also after an exception") {
+  nn::Sequential net{nn::Linear{2, 2}, nn::BatchNorm1d{2}, nn::Sequential{nn::Dropout{0.5}}};
+  net[1].eval();  // frozen
+  const auto modes = [&] {
+    std::vector<bool> all;
+    for (auto& [name, m] : net.named_modules()) all.push_back(m->is_training());
+    return all;
+  };
+  const std::vector<bool> before{true, true, false, true, true}, none(5, false);
+  CHECK(modes() == before);
+  {
+    const nn::EvalGuard guard(net);
+    CHECK(modes() == none);
+    {
+      const nn::EvalGuard again(net);
+      net.train();
+    }
+    CHECK(modes() == none);
+  }
+  CHECK(modes() == before);
+  CHECK_THROWS_AS(
+      [&] {
+        const nn::EvalGuard guard(net);
+        net(zeros({1, 3}));
+      }(),
+      ShapeError);
+  CHECK(modes() == before);
+}
+
+TEST_CASE("eval: a batch norm that is frozen inside a net in training keeps its statistics") {
+  nn::Sequential net{nn::Linear{2, 2}, nn::BatchNorm1d{2}, nn::BatchNorm1d{2}};
+  nn::BatchNorm1d &frozen = net.at<nn::BatchNorm1d>(1), &trained = net.at<nn::BatchNorm1d>(2);
+  frozen.eval();
+  net(randn({8, 2})).sum().backward();
+  CHECK(frozen.num_batches_tracked.item<int64_t>() == 0);
+  CHECK(difference(frozen.running_mean, zeros({2})) == 0);
+  CHECK(trained.num_batches_tracked.item<int64_t>() == 1);
+  CHECK(difference(trained.running_mean, zeros({2})) > 0);
+  CHECK(frozen.weight.grad().defined());
+  CHECK(!net.clone().at<nn::BatchNorm1d>(1).is_training());
 }

@@ -35,9 +35,17 @@ static_assert(leads_to_part<std::map<std::string, std::unique_ptr<nn::Module>>>(
 static_assert(leads_to_part<std::vector<std::pair<std::string, nn::Linear*>>>());
 static_assert(leads_to_part<std::tuple<int, std::optional<Tensor>>>());
 static_assert(leads_to_part<std::weak_ptr<nn::Linear>>());
+static_assert(leads_to_part<std::pair<int, nn::Linear>>() &&
+              leads_to_part<std::array<Tensor, 2>>());
+static_assert(leads_to_part<std::variant<std::monostate, nn::Linear>>());
+static_assert(leads_to_part<std::unique_ptr<std::vector<std::optional<nn::Parameter>>>>());
+static_assert(!leads_to_part<std::variant<int, std::string>>() &&
+              !leads_to_part<std::pair<int, int>>());
 static_assert(!leads_to_part<std::string>() && !leads_to_part<std::vector<int>>());
-static_assert(!leads_to_part<Incomplete*>() && !leads_to_part<void*>() && !leads_to_part<OwnValue>());
-static_assert(!leads_to_part<void (*)(Tensor)>() && !leads_to_part<std::function<Tensor(Tensor)>>());
+static_assert(!leads_to_part<Incomplete*>() && !leads_to_part<void*>() &&
+              !leads_to_part<OwnValue>());
+static_assert(!leads_to_part<void (*)(Tensor)>() &&
+              !leads_to_part<std::function<Tensor(Tensor)>>());
 
 namespace {
 
@@ -109,6 +117,33 @@ struct ForgetsParameters : nn::Module {
   Tensor forward(Tensor x) { return named(x) * gains[0]; }
   LOCKSTEP_MODULE(ForgetsParameters, named)
 };
+struct Affine {  // no module
+  int64_t size = 2;
+  nn::Parameter gain = ones({2}), shift = zeros({2});
+};
+struct ForgetsStruct : nn::Module {
+  nn::Linear named{2, 2};
+  Affine affine;
+  Tensor forward(Tensor x) { return named(x) * affine.gain; }
+  LOCKSTEP_MODULE(ForgetsStruct, named)
+};
+struct NamesStruct : nn::Module {  // which says nothing of what is in it
+  nn::Linear named{2, 2};
+  Affine affine;
+  Tensor forward(Tensor x) { return named(x) * affine.gain; }
+  LOCKSTEP_MODULE(NamesStruct, named, affine)
+};
+struct ForgetsPair : nn::Module {
+  std::pair<int, nn::Linear> pair{1, nn::Linear{2, 2}};
+  Tensor forward(Tensor x) { return pair.second(x); }
+  LOCKSTEP_MODULE(ForgetsPair)
+};
+struct ForgetsTuple : nn::Module {
+  nn::Linear named{2, 2};
+  std::tuple<nn::BatchNorm1d> rest{nn::BatchNorm1d{2}};
+  Tensor forward(Tensor x) { return std::get<0>(rest)(named(x)); }
+  LOCKSTEP_MODULE(ForgetsTuple, named)
+};
 struct HoldsForgetful : nn::Module {
   nn::Linear a{2, 2};
   ForgetsVector inner;
@@ -132,11 +167,17 @@ std::string error_of_call(Held held, Get, bool graph = true) {
   });
 }
 
-std::vector<nn::Linear> layers() {
-  std::vector<nn::Linear> all;
+template <class List = std::vector<nn::Linear>>
+List layers() {
+  List all;
   all.emplace_back(2, 2);
   return all;
 }
+struct Pack {
+  int64_t number = 1;
+  nn::Linear layer{2, 2};
+};
+auto packed = [](auto& held, const Tensor& x) { return held->layer(x); };
 std::map<std::string, nn::Linear> layer_map() {
   std::map<std::string, nn::Linear> all;
   all.emplace("a", nn::Linear{2, 2});
@@ -223,6 +264,13 @@ struct TakesStruct : nn::Module {
   Tensor forward(const Batch& batch) { return fc(batch.x); }
   LOCKSTEP_MODULE(TakesStruct, fc)
 };
+struct ByReference : nn::Module {
+  nn::Linear own{2, 1};
+  Critic& teacher;
+  explicit ByReference(Critic& teacher) : teacher(teacher) {}
+  Tensor forward(const Tensor& x) { return own(x) - teacher(x); }
+  LOCKSTEP_MODULE(ByReference, own, teacher)
+};
 /// Handles to tensors of other modules: a regularizer.
 struct Decay : nn::Module {
   std::vector<Tensor> weights;
@@ -237,7 +285,8 @@ struct Decay : nn::Module {
 
 }  // namespace
 
-TEST_CASE("LOCKSTEP_MODULE: what the class holds and does not name is an error at the first visit") {
+TEST_CASE(
+    "LOCKSTEP_MODULE: what the class holds and does not name is an error at the first visit") {
   const std::string rest = " is not named in LOCKSTEP_MODULE(";
   const auto check = [&](auto net, const std::string& what) {
     CAPTURE(what);
@@ -259,6 +308,11 @@ TEST_CASE("LOCKSTEP_MODULE: what the class holds and does not name is an error a
   check(ForgetsArray(), "ForgetsArray: a member of type Linear");
   check(ForgetsOptional(), "ForgetsOptional: a member of type Parameter");
   check(ForgetsParameters(), "a member that holds or points to a Parameter (after named");
+  check(ForgetsStruct(), "ForgetsStruct: a member of type Parameter (after named");
+  check(NamesStruct(),
+        "NamesStruct: a member of type Parameter (inside affine, whose type should be");
+  check(ForgetsPair(), "ForgetsPair: a member of type Linear (before all of them");
+  check(ForgetsTuple(), "ForgetsTuple: a member of type BatchNorm1d (after named");
   check(HoldsForgetful(), "ForgetsVector: a member that holds or points to a Linear");
 }
 
@@ -271,6 +325,8 @@ TEST_CASE("LOCKSTEP_MODULE: what forward uses and nobody names is an error at th
     CHECK(contains(error_of_call(std::make_unique<nn::Linear>(2, 2), pointed, graph), call));
     CHECK(contains(error_of_call(std::make_shared<nn::Linear>(2, 2), pointed, graph), call));
     CHECK(contains(error_of_call(layer_map(), mapped, graph), call));
+    CHECK(contains(error_of_call(layers<std::deque<nn::Linear>>(), first, graph), call));
+    CHECK(contains(error_of_call(std::make_unique<Pack>(), packed, graph), call));
     nn::Linear outside{2, 2};
     CHECK(contains(error_of_call(&outside, pointed, graph), call));
     CHECK(contains(error_of_call([&](const Tensor& x) { return outside(x); },
@@ -287,14 +343,15 @@ TEST_CASE("LOCKSTEP_MODULE: what forward uses and nobody names is an error at th
                  "uses a Parameter of shape [2] that requires grad"));
   const std::string plain = "uses a Tensor of shape [2] that requires grad and is neither";
   CHECK(contains(error_of_call(ones({2}).requires_grad_(), scaled), plain));
-  CHECK(contains(error_of_call(std::vector<Tensor>{ones({2}).requires_grad_()}, scaled_first), plain));
+  CHECK(contains(error_of_call(std::vector<Tensor>{ones({2}).requires_grad_()}, scaled_first),
+                 plain));
   // No error: a constant.
   CHECK(error_of_call(ones({2}), scaled) == "no error of this kind");
 }
 
 TEST_CASE("LOCKSTEP_MODULE: the error names the place in the model") {
-  nn::Sequential net{nn::ReLU{}, Forgets<std::map<std::string, nn::Linear>, decltype(mapped)>(
-                                     layer_map())};
+  nn::Sequential net{nn::ReLU{},
+                     Forgets<std::map<std::string, nn::Linear>, decltype(mapped)>(layer_map())};
   CHECK(contains(error_of([&] { net(input()); }), "Sequential.1"));
 }
 
@@ -309,7 +366,8 @@ TEST_CASE("operator(): modules that are arguments may be called") {
   CHECK(critic.fc.weight.grad().defined());
 }
 
-TEST_CASE("operator(): modules that belong to others are called by reference_wrapper or external()") {
+TEST_CASE(
+    "operator(): modules that belong to others are called by reference_wrapper or external()") {
   Critic teacher;
   Student student(teacher);
   student(input()).sum().backward();
@@ -326,6 +384,19 @@ TEST_CASE("operator(): modules that belong to others are called by reference_wra
   CHECK_THROWS_AS(by_pointer(input()), Error);
   nn::external(other.fc);
   CHECK_NOTHROW(by_pointer(input()));
+  Critic moved = std::move(other);  // which stays external
+  ByPointer again(&moved);
+  CHECK_NOTHROW(again(input()));
+}
+
+TEST_CASE("clone: a field that is a reference is an error, and what it refers to stays as it is") {
+  Critic teacher;
+  const Tensor weight = teacher.fc.weight;
+  ByReference student(teacher);
+  CHECK_NOTHROW(student(input()).sum().backward());
+  CHECK(contains(error_of([&] { student.clone(); }),
+                 "clone: ByReference names teacher, which is a reference"));
+  CHECK(teacher.fc.weight.is_same(weight));
 }
 
 TEST_CASE("operator(): legitimate modules pass") {

@@ -38,6 +38,7 @@ struct Net : nn::Module {
   LOCKSTEP_MODULE(Net, conv1, bn, fc1, fc2, drop)
 };
 static_assert(std::is_move_constructible_v<Net> && std::is_move_assignable_v<Net>);
+static_assert(std::is_nothrow_move_constructible_v<Net>);  // vectors of modules may grow
 static_assert(!std::is_copy_constructible_v<Net> && !std::is_copy_assignable_v<Net>);
 
 /// Parts in every kind of field.
@@ -163,7 +164,7 @@ struct Two : nn::Module {
 
 }  // namespace
 
-TEST_CASE("names and order are PyTorch's") {
+TEST_CASE("named_parameters: names and order are PyTorch's") {
   Net net;
   CHECK(names(net.named_parameters()) == Names{"conv1.weight", "conv1.bias", "bn.weight", "bn.bias",
                                                "fc1.weight", "fc1.bias", "fc2.weight"});
@@ -179,7 +180,8 @@ TEST_CASE("names and order are PyTorch's") {
   CHECK(net.named_children()[3].first == "fc2");
 }
 
-TEST_CASE("containers, optionals, owned bases; a module's own parameters come first") {
+TEST_CASE(
+    "named_parameters: containers, optionals, owned bases; a module's own parameters come first") {
   Deep deep;
   CHECK(names(deep.named_parameters()) ==
         Names{"scale", "shift", "blocks.0.weight", "blocks.0.bias", "blocks.1.bias",
@@ -196,7 +198,7 @@ TEST_CASE("containers, optionals, owned bases; a module's own parameters come fi
   CHECK(deep(ones({1, 2})).shape() == Shape{1, 2});
 }
 
-TEST_CASE("modules that extend others, or hold their own kind") {
+TEST_CASE("LOCKSTEP_MODULE: modules that extend others, or hold their own kind") {
   Taller taller;
   CHECK(names(taller.named_parameters()) ==
         Names{"inner.weight", "inner.bias", "extra.weight", "extra.bias"});
@@ -215,7 +217,7 @@ TEST_CASE("modules that extend others, or hold their own kind") {
   CHECK(error_of([&] { tree(zeros({1, 3})); }).ends_with("in Tree.node (Linear 2->2)"));
 }
 
-TEST_CASE("modules come and go on several threads at once") {
+TEST_CASE("Module: constructed and destroyed on several threads at once") {
   std::vector<std::thread> threads;
   std::atomic<int> right = 0;
   for (int t = 0; t < 4; ++t)
@@ -226,7 +228,7 @@ TEST_CASE("modules come and go on several threads at once") {
   CHECK(right == 80);
 }
 
-TEST_CASE("several threads may clone one module") {
+TEST_CASE("clone: several threads may clone one module") {
   Stack stack;
   const size_t count = stack.parameters().size();
   std::vector<std::thread> threads;
@@ -239,7 +241,7 @@ TEST_CASE("several threads may clone one module") {
   CHECK(right == 200);
 }
 
-TEST_CASE("moving a module keeps its tensors") {
+TEST_CASE("Module: moving it keeps its tensors") {
   Net net;
   const auto before = net.parameters();
   Net moved = std::move(net);
@@ -254,7 +256,7 @@ TEST_CASE("moving a module keeps its tensors") {
   CHECK(!again.is_training());
 }
 
-TEST_CASE("a field that LOCKSTEP_MODULE leaves out is an error that names it") {
+TEST_CASE("LOCKSTEP_MODULE: a field that is left out is an error that names it") {
   CHECK(error_of([] { ForgetsLayer().parameters(); }) ==
         "ForgetsLayer: a member of type Linear (after a, at byte " +
             std::to_string(16 + sizeof(nn::Linear)) +
@@ -270,7 +272,7 @@ TEST_CASE("a field that LOCKSTEP_MODULE leaves out is an error that names it") {
   CHECK_THROWS_AS(outer.parameters(), Error);
 }
 
-TEST_CASE("clone is deep, keeps ties, plain values and modes, and leaves the original alone") {
+TEST_CASE("clone: it is deep, keeps ties, plain values and modes, and leaves the original alone") {
   Stack stack;
   stack.deep.maybe.emplace(2, 2);
   stack.deep.eval();
@@ -309,7 +311,7 @@ TEST_CASE("clone is deep, keeps ties, plain values and modes, and leaves the ori
   CHECK(difference(stack(x), y) == 0);
 }
 
-TEST_CASE("share is the same weights in another module") {
+TEST_CASE("share: the same weights in another module") {
   Stack stack;
   Stack twin = stack.share();
   const auto a = stack.parameters(), b = twin.parameters();
@@ -319,7 +321,7 @@ TEST_CASE("share is the same weights in another module") {
   CHECK(stack.is_training());
 }
 
-TEST_CASE("clone insists that every member is named") {
+TEST_CASE("clone: every member must be named") {
   Labelled m;
   const auto before = m.parameters();
   CHECK(error_of([&] { m.clone(); })
@@ -386,7 +388,7 @@ TEST_CASE("to(dtype) changes the storage inside the tensors, gradients too, and 
   CHECK(deep.blocks[1].weight.is_same(deep.blocks[0].weight));
 }
 
-TEST_CASE("state dict: loads by name, and errors list everything that does not fit") {
+TEST_CASE("load_state_dict: loads by name, and errors list everything that does not fit") {
   manual_seed(1);
   Net a;
   manual_seed(2);
@@ -431,14 +433,14 @@ TEST_CASE("save and load are safetensors, and convert to the module's dtype") {
   CHECK_THROWS_AS(Net().load(folder / "net.safetensors"), ValueError);
 }
 
-TEST_CASE("loading into a tensor that a pending backward needs is noticed") {
+TEST_CASE("load_state_dict: loading into a tensor that a pending backward needs is noticed") {
   nn::Linear a{2, 2};
   const Tensor y = a(randn({1, 2}, {.requires_grad = true})).sum();
   a.load_state_dict(a.state_dict());
   CHECK_THROWS_AS(y.backward(), AutogradError);
 }
 
-TEST_CASE("errors name the place in the model") {
+TEST_CASE("operator(): errors name the place in the model") {
   Net net;
   CHECK(error_of([&] { net(randn({2, 1, 9, 12})); }).ends_with("\n  in Net.fc1 (Linear 36->8)"));
   Outer outer;
@@ -458,7 +460,7 @@ TEST_CASE("errors name the place in the model") {
   CHECK(error_of([&] { net3(zeros({1, 2})); }).ends_with("\n  in Sequential.0 (Linear 4->4)"));
 }
 
-TEST_CASE("a module of another signature says so when called through the base") {
+TEST_CASE("operator(): a module of another signature says so when called through the base") {
   Two two;
   CHECK(two(ones({2}), ones({2})).sum().item<float>() == 4);
   nn::Module& base = two;
@@ -467,7 +469,7 @@ TEST_CASE("a module of another signature says so when called through the base") 
         }).starts_with("Two: its forward does not map one Tensor to one Tensor"));
 }
 
-TEST_CASE("printing") {
+TEST_CASE("to_string: as PyTorch prints") {
   CHECK(Net().to_string() ==
         "Net(\n"
         "  (conv1): Conv2d(1, 4, kernel_size=(3, 3), stride=(1, 1))\n"

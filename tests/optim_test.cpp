@@ -2,6 +2,7 @@
 // refusals.
 #include <doctest/doctest.h>
 
+#include <lockstep/nn/init.h>
 #include <lockstep/nn/linear.h>
 #include <lockstep/optim/optim.h>
 #include <lockstep/tensor/node.h>
@@ -12,6 +13,7 @@
 
 #include "golden.h"
 #include "temporary_folder.h"
+#include "texts.h"
 
 using namespace lockstep;
 
@@ -78,9 +80,15 @@ void check(const std::string& name, Make make) {
       }
 }
 
+struct Holder : nn::Module {
+  nn::Parameter p;
+  Tensor forward(Tensor x) { return x; }
+  LOCKSTEP_MODULE(Holder, p)
+};
+
 }  // namespace
 
-TEST_CASE("trajectories equal PyTorch's") {
+TEST_CASE("step: trajectories equal PyTorch's") {
   using P = const std::vector<Tensor>&;
   check("sgd", [](P p) { return optim::SGD{p, {.lr = 0.1}}; });
   check("sgd_decay", [](P p) { return optim::SGD{p, {.lr = 0.1, .weight_decay = 0.05}}; });
@@ -110,7 +118,7 @@ TEST_CASE("trajectories equal PyTorch's") {
   });
 }
 
-TEST_CASE("many tensors of awkward sizes, on any number of threads, bitwise") {
+TEST_CASE("step: many tensors of awkward sizes, on any number of threads, bitwise") {
   auto run = [](int threads) {
     set_num_threads(threads);
     manual_seed(3);
@@ -141,7 +149,7 @@ TEST_CASE("many tensors of awkward sizes, on any number of threads, bitwise") {
   CHECK(difference(a.back(), alone) == 0);
 }
 
-TEST_CASE("a step bumps the version of what it changed, and a stale backward is noticed") {
+TEST_CASE("step: it bumps the version of what it changed, and a stale backward is noticed") {
   Tensor w = ones({3}).requires_grad_(), frozen = ones({3}).requires_grad_();
   optim::SGD opt{{w, frozen}, {.lr = 0.1}};
   const Tensor y = (w * w).sum();
@@ -168,7 +176,8 @@ TEST_CASE("zero_grad: to none, or to zeros in place") {
   CHECK(difference(w, ones({3})) == 0);
 }
 
-TEST_CASE("as in PyTorch a frozen parameter moves by the gradient it has, until that is cleared") {
+TEST_CASE(
+    "step: as in PyTorch a frozen parameter moves by the gradient it has, until that is cleared") {
   const TensorOptions f64{.dtype = DType::f64, .requires_grad = true};
   Tensor w = full({2}, 3, f64), v = full({2}, 3, f64);
   optim::SGD sgd{{w}, {.lr = 0.5, .momentum = 0.5}};
@@ -210,7 +219,7 @@ TEST_CASE("zero_grad(false) drops the graph of a gradient and keeps its memory")
   CHECK(w.grad().data_ptr() == memory);
 }
 
-TEST_CASE("the state goes through a file, and the run goes on as if it had not stopped") {
+TEST_CASE("state_dict: it goes through a file, and the run goes on as if it had not stopped") {
   const TemporaryFolder folder;
   auto make = [](const std::vector<Tensor>& p) {
     return optim::Adam{{{.params = {p[0]}, .options = {.lr = 0.1, .amsgrad = true}},
@@ -250,7 +259,7 @@ TEST_CASE("the state goes through a file, and the run goes on as if it had not s
   CHECK(difference(b.state_dict()[1].second, state[1].second) > 0);
 }
 
-TEST_CASE("a state that does not fit is refused and changes nothing") {
+TEST_CASE("load_state_dict: a state that does not fit is refused and changes nothing") {
   Tensor w = ones({3}).requires_grad_(), v = ones({2}).requires_grad_();
   optim::SGD a{{w}, {.lr = 0.1, .momentum = 0.9}}, two{{w, v}, {.lr = 0.5, .momentum = 0.9}};
   w.set_grad(ones({3}));
@@ -265,7 +274,7 @@ TEST_CASE("a state that does not fit is refused and changes nothing") {
   CHECK_THROWS_AS(optim::Adam({w}, {}).load_state_dict(a.state_dict()), ValueError);
 }
 
-TEST_CASE("parameters and options are checked") {
+TEST_CASE("Optimizer: parameters and options are checked") {
   Tensor w = ones({3}).requires_grad_();
   CHECK_THROWS_AS(optim::SGD({}, {}), ValueError);
   CHECK_THROWS_AS(optim::SGD({w, w}, {}), ValueError);
@@ -277,7 +286,7 @@ TEST_CASE("parameters and options are checked") {
   CHECK(optim::AdamW({w}, {}).options().weight_decay == 1e-2);
 }
 
-TEST_CASE("a module moved to another dtype keeps training with the same optimizer") {
+TEST_CASE("step: a module moved to another dtype keeps training with the same optimizer") {
   manual_seed(1);
   nn::Linear net{4, 1};
   const Tensor x = randn({32, 4}), target = x.sum({1}, true);
@@ -292,4 +301,157 @@ TEST_CASE("a module moved to another dtype keeps training with the same optimize
     loss = e.square().mean().item<double>();
   }
   CHECK(loss < 1e-6);
+}
+
+TEST_CASE("step: an error changes no parameter, no state and no count") {
+  Tensor w = ones({3}).requires_grad_(), half = ones({2}).requires_grad_();
+  const auto set = [&] {
+    w.set_grad(ones({3}));
+    half.set_grad(ones(half.shape(), {.dtype = half.dtype()}));
+  };
+  optim::Adam opt{{w, half}, {.lr = 0.1}};
+  set();
+  opt.step();
+  const Tensor before = w.detach().clone();
+  const auto state = opt.state_dict();
+  const auto unchanged = [&] {
+    CHECK(difference(w, before) == 0);
+    const auto now = opt.state_dict();
+    REQUIRE(now.size() == state.size());
+    for (size_t i = 0; i < now.size(); ++i)
+      if (now[i].first.starts_with("state.0"))
+        CHECK(difference(now[i].second, state[i].second) == 0);
+  };
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    Holder holder;
+    static_cast<Tensor&>(holder.p) = half;  // the optimizer's own tensor
+    holder.to(dtype);
+    set();
+    const std::string text = error_of<DTypeError>([&] { opt.step(); });
+    CHECK_MESSAGE(contains(text, "step: parameters are f32 or f64, parameter 1 of shape [2] is"),
+                  text);
+    unchanged();
+    holder.to(DType::f32);
+  }
+  opt.options().lr = -1;
+  CHECK_THROWS_AS(opt.step(), ValueError);
+  unchanged();
+  opt.options().lr = 0.1;
+  // The next step is the second one, as if nothing had happened.
+  Tensor same = ones({3}).requires_grad_();
+  optim::Adam other{{same}, {.lr = 0.1}};
+  set();
+  opt.step();
+  for (int i = 0; i < 2; ++i) {
+    same.set_grad(ones({3}));
+    other.step();
+  }
+  CHECK(difference(w, same) == 0);
+}
+
+TEST_CASE("Optimizer: a group may be empty, in steps, schedules and states too") {
+  nn::Linear layer{2, 2, {.bias = false}};
+  optim::AdamW opt{{{.params = {layer.weight}, .options = {.lr = 0.1}},
+                    {.params = {}, .options = {.lr = 0.2, .weight_decay = 0}}}};
+  optim::StepLR schedule{opt, {.step_size = 1, .gamma = 0.5}};
+  layer.weight.set_grad(ones({2, 2}));
+  opt.step();
+  schedule.step();
+  CHECK(opt.groups() == 2);
+  CHECK(opt.params(1).empty());
+  CHECK(opt.lr(1) == 0.1);
+  optim::AdamW other{{{.params = {layer.weight}}, {.params = {}}}};
+  other.load_state_dict(opt.state_dict());
+  CHECK(other.lr(1) == 0.1);
+  CHECK(other.options(1).weight_decay == 0);
+  CHECK_THROWS_AS(optim::AdamW({{.params = {}}, {.params = {}}}), ValueError);
+}
+
+TEST_CASE("step: parameters without elements") {
+  const auto check = [](auto opt, const Tensor& p) {
+    p.set_grad(zeros(p.shape()));
+    opt.step();
+    opt.step();
+    CHECK(p.shape() == Shape{0, 3});
+    CHECK_NOTHROW(opt.load_state_dict(opt.state_dict()));
+  };
+  const Tensor p = zeros({0, 3}).requires_grad_();
+  check(optim::SGD({p}, {.momentum = 0.9, .nesterov = true}), p);
+  check(optim::AdamW({p}, {.amsgrad = true}), p);
+}
+
+TEST_CASE("Optimizer: a parameter in two of them, or twice in one, is an error that says which") {
+  Tensor w = ones({3}).requires_grad_(), v = ones({2}).requires_grad_();
+  CHECK(error_of<ValueError>([&] {
+          optim::SGD({{.params = {w}}, {.params = {v, w}}});
+        }) == "optimizer: parameter 1 of group 1, of shape [3], is listed twice, first in group 0");
+  CHECK(error_of<ValueError>([&] {
+          optim::SGD({v, w, v}, {});
+        }) == "optimizer: parameter 2 of group 0, of shape [2], is listed twice, first in group 0");
+  CHECK(contains(error_of<ValueError>([&] {
+                   optim::SGD({v, Tensor()}, {});
+                 }),
+                 "parameter 1 of group 0 is undefined"));
+  CHECK(contains(error_of<ValueError>([&] { optim::SGD({v, w * 2}, {}); }), "was made by mul"));
+}
+
+TEST_CASE("load_state_dict: every misfit is listed, and options and states stay") {
+  Tensor w = ones({3}).requires_grad_();
+  optim::SGD opt{{w}, {.lr = 0.1, .momentum = 0.9}};
+  w.set_grad(ones({3}));
+  opt.step();
+  const auto good = opt.state_dict();
+  const auto entry = [](NamedTensors& state, const std::string& name) -> Tensor& {
+    for (auto& [key, t] : state)
+      if (key == name) return t;
+    throw std::runtime_error(name);
+  };
+  const auto refuse = [&](const NamedTensors& state, const std::string& part) {
+    const std::string text = error_of<ValueError>([&] { opt.load_state_dict(state); });
+    CHECK_MESSAGE(contains(text, part), text);
+    const auto now = opt.state_dict();
+    REQUIRE(now.size() == good.size());
+    for (size_t i = 0; i < now.size(); ++i) {
+      CHECK(now[i].first == good[i].first);
+      CHECK(difference(now[i].second, good[i].second) == 0);
+    }
+  };
+  const TensorOptions f64{.dtype = DType::f64};
+  auto state = good;
+  entry(state, "param_groups.0.lr") = full({}, -1, f64);
+  entry(state, "param_groups.0.momentum") = full({}, 0.5, f64);
+  refuse(state, "param_groups.0 (SGD: lr must not be negative, got -1)");
+  entry(state, "param_groups.0.lr") = full({}, NAN, f64);
+  refuse(state, "param_groups.0.lr (not one number)");
+  state = good;
+  entry(state, "state.0.momentum_buffer") = ones({4});
+  refuse(state, "state.0.momentum_buffer (given [4], here [3])");
+  entry(state, "state.0.momentum_buffer") = ones({3}, {.dtype = DType::i64});
+  refuse(state, "state.0.momentum_buffer (given i64, must be floating)");
+  state = good;
+  entry(state, "state.0.step") = full({}, 0.5, f64);
+  refuse(state, "state.0.step (not a count: 0.5)");
+  state = good;
+  state.push_back(state[0]);
+  state.emplace_back("state.9.step", full({}, 1, f64));
+  refuse(state, "(given twice)");
+  refuse(state, "unexpected: state.9.step");
+  state = good;
+  std::erase_if(state, [](auto& e) { return e.first == "state.0.momentum_buffer"; });
+  refuse(state, "missing: state.0.momentum_buffer");
+}
+
+TEST_CASE("step: it follows a parameter that is cast, and not one that is replaced") {
+  nn::Linear layer{2, 1, {.bias = false}};
+  optim::SGD opt{layer.parameters(), {.lr = 1, .momentum = 0.5}};
+  nn::init::zeros_(layer.weight);
+  layer.weight.set_grad(ones({1, 2}));
+  opt.step();
+  layer.to(DType::f64);  // the gradient with it, and the momentum at the next step
+  opt.step();
+  CHECK(layer.weight.to_vector<double>() == std::vector<double>{-2.5, -2.5});
+  layer.weight = nn::Parameter(zeros({1, 2}));
+  layer.weight.set_grad(ones({1, 2}));
+  opt.step();
+  CHECK(difference(layer.weight, zeros({1, 2})) == 0);
 }

@@ -20,7 +20,7 @@ struct Net : nn::Module {
 
 }  // namespace
 
-TEST_CASE("the table") {
+TEST_CASE("summary: the table") {
   Net net;
   net.unused.weight.requires_grad_(false);
   CHECK(nn::summary(net, zeros({4, 1, 28, 28})).to_string() ==
@@ -38,7 +38,7 @@ TEST_CASE("the table") {
         "Parameters: 54,574 (54,474 trainable), 214 KiB\n");
 }
 
-TEST_CASE("the module is left as it was, also when forward throws") {
+TEST_CASE("summary: the module is left as it was, also when forward throws") {
   Net net;
   net.out.eval();
   const Tensor mean = net.body.at<nn::BatchNorm2d>(2).running_mean.clone();
@@ -55,7 +55,7 @@ TEST_CASE("the module is left as it was, also when forward throws") {
   CHECK(!net(ones({2, 1, 28, 28})).grad().defined());
 }
 
-TEST_CASE("tied parameters count once; rows tell what was called") {
+TEST_CASE("summary: tied parameters count once; rows tell what was called") {
   nn::Sequential net{nn::Linear{3, 3}, nn::ReLU{}, nn::Linear{3, 3}};
   net.at<nn::Linear>(2).weight = net.at<nn::Linear>(0).weight;
   const nn::Summary s = nn::summary(net, zeros({2, 3}));
