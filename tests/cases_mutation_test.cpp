@@ -209,6 +209,14 @@ void replaced_storage(Group g) {
   }
 }
 
+/// Found on every rank, also where it happened on one, and where an unused parameter would be legal.
+void replaced_on_one_rank(Group g) {
+  DistributedDataParallel net{Two{}, g, {.find_unused_parameters = true}};
+  sum_of(net, own(g)).backward();
+  if (g.rank() == g.size() - 1) net.module().b = nn::Parameter(f64(8));
+  sum_of(net, own(g)).backward();
+}
+
 /// The hooks go with the wrapper, also after an exception.
 void wrapper_removed(Group g) {
   Two module;
@@ -349,6 +357,10 @@ const std::vector<cases::Case>& cases::all() {
       {"frozen when wrapped, and trained later", 3, unfrozen_after_wrapping},
       {"moved to another dtype and back", 2, to_another_dtype_and_back},
       {"values loaded, a parameter replaced", 2, replaced_storage},
+      {"a parameter replaced on one rank",
+       2,
+       replaced_on_one_rank,
+       {"b is not the parameter that it was", "rank 1"}},
       {"the wrapper is gone", 2, wrapper_removed},
       {"a backward through the inner module", 2, through_the_inner_module},
       {"a backward through the inner module on three ranks", 3, through_the_inner_module},

@@ -43,17 +43,19 @@ std::string text_of_exception() {
 
 // ---- construction ----
 
-Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
+Reducer::Reducer(std::shared_ptr<ProcessGroup> group,
+                 std::function<NamedTensors()> current_parameters,
                  std::function<NamedTensors()> current_buffers,
                  DistributedDataParallelOptions options)
     : users_group_(std::move(group)),
       group_(users_group_->child()),
-      replicated_(without(parameters, options.ignored)),
+      replicated_(without(current_parameters(), options.ignored)),
+      current_parameters_(std::move(current_parameters)),
       current_buffers_(std::move(current_buffers)),
       options_(std::move(options)),
       caps_(caps_of(options_)),
       flag_(users_group_->rank(), [this] { return parameter_versions(); }) {
-  const NamedTensors all_buffers = current_buffers_();
+  const NamedTensors parameters = current_parameters_(), all_buffers = current_buffers_();
   if (options_.init_sync) verify_same_module(*group_, parameters, all_buffers, options_);
   for (const std::string& name : options_.ignored) {
     const auto known = [&](const NamedTensors& list) {
@@ -90,6 +92,7 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
   reached_.assign(n, 0);
   arrived_.assign(n, 0);
   for (size_t i = 0; i < n; ++i) watch(i);
+  end_counts();
 }
 
 Reducer::~Reducer() {
@@ -119,12 +122,20 @@ uint64_t Reducer::parameter_versions() const {
   return sum;
 }
 
+uint64_t Reducer::replica_versions() const {
+  uint64_t sum = 0;
+  for (const auto& [name, p] : replicated_) sum += p.storage().version();
+  return sum;
+}
+
 // ---- forwards ----
 
 void Reducer::forward_starts(bool training) {
   if (!is_grad_enabled()) return;
+  check_parameters();
   check_slots();
   ++stats_.forwards;
+  forwards_ += training;
   flag_.forward_starts();
   logs_forward_ = training && !flag_.inside_no_sync();
   if (logs_forward_) forward_log_.starts();
@@ -157,6 +168,22 @@ void Reducer::note_standing() {
   group_->note({text, static_cast<size_t>(std::clamp(n, 0, 63))});
 }
 
+/// A parameter that was put in the place of another has no slot, and nobody would reduce it.
+void Reducer::check_parameters() const {
+  const NamedTensors now = without(current_parameters_(), options_.ignored);
+  for (size_t i = 0; i < std::max(now.size(), replicated_.size()); ++i) {
+    if (i < now.size() && i < replicated_.size() && now[i].second.is_same(replicated_[i].second))
+      continue;
+    const std::string& name = i < now.size() ? now[i].first : replicated_[i].first;
+    lockstep::fail<DistError>(
+        "DDP: ", name,
+        i < now.size() ? " is not the parameter that it was" : " is gone that was there",
+        " when the module was wrapped on rank ", group_->rank(),
+        ", and DDP averages the gradients of those alone; copy values into the old parameter under "
+        "NoGradGuard, or wrap the module after the change");
+  }
+}
+
 /// A parameter that changed its dtype, device or shape no longer fits its slot.
 void Reducer::check_slots() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -187,6 +214,8 @@ void Reducer::release(Replicated& p) {
   p.leaf->slot = Tensor();
   p.leaf->watcher = nullptr;
 }
+
+void Reducer::slot_changes(Leaf& leaf) { detach_holders(static_cast<size_t>(leaf.watcher_index)); }
 
 /// Before a slot is written: whoever else holds it, because the program kept a gradient, or a view of
 /// one, gets a copy of what it holds, in memory of its own.

@@ -20,6 +20,8 @@ class SyncFlag {
   /// Enters (+1) or leaves (-1) a no_sync scope.
   void no_sync(int by) { depth_ += by; }
   bool inside_no_sync() const { return depth_ > 0; }
+  /// Whether a backward came without a forward through the wrapper: it stayed on this rank.
+  bool has_been_bypassed() const { return warned_bypass_; }
   /// While it has a value, that decides and not the forward.
   void force(std::optional<bool> synchronised) { forced_ = synchronised; }
   /// Whether a backward that starts now is synchronised; warns, once each, where the program may
