@@ -277,6 +277,32 @@ void flag_holds_until_the_step(Group g) {
   no_warning();
 }
 
+/// a x + b
+struct Affine : nn::Module {
+  nn::Parameter a{f64(2)}, b{f64(3)};
+  Tensor forward(Tensor x) { return a * x + b; }
+  LOCKSTEP_MODULE(Affine, a, b)
+};
+
+/// A write between forward and backward that backward has no need of: still synchronised.
+void written_between_forward_and_backward(Group g) {
+  for (const auto& options : layouts())
+    for (const bool alone : {false, true}) {
+      DistributedDataParallel net{Affine{}, g, options};
+      Affine& m = net.module();
+      const Tensor y = net(f64(own(g)));
+      {
+        const NoGradGuard guard;
+        if (!alone || g.rank() == 0) m.b.fill_(alone ? 3 : 4);
+      }
+      y.backward();
+      near(m.a.grad().item<double>(), mean_x(g), "a.grad");
+      near(m.b.grad().item<double>(), 1, "b.grad");
+      in_step(g, net);
+      no_warning();
+    }
+}
+
 // ---- derivatives of derivatives ----
 
 void create_graph(Group g) {
@@ -365,6 +391,7 @@ const std::vector<cases::Case>& cases::all() {
       {"a backward through the inner module", 2, through_the_inner_module},
       {"a backward through the inner module on three ranks", 3, through_the_inner_module},
       {"the flag holds until the step", 3, flag_holds_until_the_step},
+      {"written between forward and backward", 2, written_between_forward_and_backward},
       {"create_graph on one rank", 1, create_graph},
       {"create_graph on two ranks", 2, create_graph},
       {"autograd::grad leaves nothing behind", 2, grad_leaves_nothing_behind},

@@ -240,7 +240,7 @@ void Reducer::backward_starts(std::span<Leaf* const> reached) {
       parameters_[static_cast<size_t>(reached[0]->watcher_index)].name,
       " started inside a backward of the same module, in a hook or an op of its own; use "
       "autograd::grad there, or run it after the outer one");
-  phase_ = flag_.decide() ? Phase::syncing : Phase::local;
+  phase_ = flag_.decide(through_forward_) ? Phase::syncing : Phase::local;
   // The engine runs a backward with create_graph in grad mode.
   if (phase_ == Phase::syncing && group_->size() > 1 && is_grad_enabled() &&
       !std::exchange(warned_graph_, true))

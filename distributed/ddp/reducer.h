@@ -62,7 +62,7 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   ProcessGroup& users_group() const { return *users_group_; }
 
   void backward_runs(std::span<const uint64_t> nodes) override {
-    forward_log_.backward_runs(nodes);
+    through_forward_ = forward_log_.backward_runs(nodes);
   }
   void backward_starts(std::span<Leaf* const> reached) override;
   void leaf_ready(Leaf& leaf) override;
@@ -149,7 +149,8 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
 
   // ---- since the last reduction ----
   ForwardLog forward_log_;
-  bool logs_forward_ = false;  // the one under way
+  bool logs_forward_ = false;     // the one under way
+  bool through_forward_ = false;  // the backward that starts
   uint64_t first_batch_ = 0;
   uint32_t local_backwards_ = 0, forwards_ = 0;
   uint64_t versions_before_ = 0;
