@@ -1,6 +1,7 @@
 #include <lockstep/distributed/accumulation.h>
 
 #include <lockstep/tensor/node.h>
+#include <lockstep/tensor/ops/elementwise.h>
 
 namespace lockstep::dist {
 

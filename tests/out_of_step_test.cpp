@@ -206,6 +206,31 @@ TEST_CASE("DistributedDataParallel finds parameters that differ, and names rank 
   }
 }
 
+TEST_CASE("DistributedDataParallel leaves alone what no rank uses, until one does") {
+  for (const std::string& text : texts(2, [](Group g) {
+         DistributedDataParallel net{Two{}, g, {.find_unused_parameters = true}};
+         const auto write = [&] {
+           const NoGradGuard guard;
+           net.module().b.fill_(g.rank());
+         };
+         const auto use = [&](bool both) {
+           net.zero_grad();
+           auto [ya, yb] = net(f64(1));
+           (both ? ya + yb : ya).backward();
+         };
+         use(false);
+         write();
+         use(false);
+         use(false);
+         write();
+         use(true);
+         require(net.module().b.grad().defined(), "used");
+         use(true);
+       })) {
+    CHECK_MESSAGE(contains(text, "b on rank 1 has other values"), text);
+  }
+}
+
 TEST_CASE("DistributedDataParallel accepts writes on one rank that leave the parameters equal") {
   Warnings warnings;
   works([](Group g) {
@@ -246,6 +271,18 @@ TEST_CASE("DistributedDataParallel accepts writes on one rank that leave the par
   });
   for (const std::string& text : warnings.all)
     CHECK_MESSAGE(contains(text, "local backwards"), text);
+}
+
+TEST_CASE("DistributedDataParallel lets ranks close windows of different lengths, or none") {
+  works([](Group g) {
+    DistributedDataParallel net{Scalar{}, g, {.find_unused_parameters = true}};
+    for (int i = 0; i < 2 * (1 - g.rank()); ++i) {
+      const auto local = net.no_sync();
+      net(input(g, 0)).backward();
+    }
+    net.reduce_now();
+    near(net.module().w.grad().item<double>(), 1, "two backwards on rank 0, none on rank 1");
+  });
 }
 
 TEST_CASE("DistributedDataParallel warns on rank 0 of uneven numbers of local backwards") {

@@ -26,8 +26,8 @@ TEST_CASE("the umbrella header has what ops of one's own are made of") {
   const Tensor x = tensor<double>({2, -3}).requires_grad_();
   apply(Cube{}, x).sum().backward();
   CHECK(x.grad().to_vector<double>() == std::vector<double>{12, 27});
-  const Tensor picked = take_along(x.detach(), tensor<int64_t>({1, 0}), 0);
-  CHECK(picked.to_vector<double>() == std::vector<double>{-3, 2});
+  const Tensor picked = take_along(x.detach(), tensor<int64_t>({1}), 0);
+  CHECK(picked.to_vector<double>() == std::vector<double>{-3});
 }
 
 TEST_CASE("the umbrella header reads and writes files") {

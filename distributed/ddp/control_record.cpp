@@ -110,13 +110,14 @@ std::string find_step_fault(const Records& records) {
   for (size_t r = 1; r < records.size(); ++r) {
     const Since& since = records[r].since;
     if (records[r].join != Join::none) continue;
-    if (since.batches != first.batches && since.local_backwards == first.local_backwards)
+    const bool same_windows = since.local_backwards == first.local_backwards;
+    if (same_windows && since.batches != first.batches)
       return fault(r, &Since::batches, "took batches from its loaders:");
     if (have_loaders) continue;
     if (since.skipped_forwards != first.skipped_forwards)
       return fault(r, &Since::skipped_forwards, "left out the backwards of its forwards:");
     // A backward more, through the graph of a step that is over.
-    if ((since.forwards == 0) != (first.forwards == 0))
+    if (same_windows && (since.forwards == 0) != (first.forwards == 0))
       return fault(r, &Since::forwards, "ran forwards:");
   }
   return {};

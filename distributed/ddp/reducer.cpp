@@ -92,6 +92,7 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group,
   reached_.assign(n, 0);
   arrived_.assign(n, 0);
   for (size_t i = 0; i < n; ++i) watch(i);
+  choose_compared();
   end_counts();
 }
 

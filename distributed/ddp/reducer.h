@@ -91,6 +91,7 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   [[noreturn]] void fail_about_records(const DistError& e) const;
   void check_graph() const;
   std::string find_replica_fault();
+  void choose_compared();
   void launch(size_t bucket);
   WorkPtr reduce(size_t bucket);
   void fill_without_arrival(int parameter);
@@ -115,8 +116,10 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
 
   std::shared_ptr<ProcessGroup> users_group_, group_;  // group_: a communicator of its own
   std::vector<Replicated> parameters_;
-  NamedTensors frozen_;      // parameters that did not train when the module was wrapped
-  NamedTensors replicated_;  // all parameters that DDP keeps equal
+  NamedTensors frozen_;            // parameters that did not train when the module was wrapped
+  NamedTensors replicated_;        // all parameters that DDP keeps equal
+  NamedTensors compared_;          // those that some rank used in the last round, and frozen ones
+  std::vector<char> is_compared_;  // by parameter
   RecordNames names_;
   std::function<NamedTensors()> current_parameters_, current_buffers_;
   DistributedDataParallelOptions options_;

@@ -24,6 +24,7 @@ void Reducer::finish_round() {
   if (lowest_active() < 0) return;  // join's last round: nobody gave anything
   last_active_ = lowest_active();
   remember_graph();
+  choose_compared();
   if (!std::exchange(rebuilt_, true)) rebuild_buckets();
   note_standing();
   forget_failure();

@@ -12,7 +12,7 @@ ControlRecord Reducer::record_of_round() const {
   ControlRecord record;
   record.since.local_backwards = local_backwards_;
   record.since.writes = static_cast<uint32_t>(replica_versions() - versions_before_);
-  record.sample = {.elements = sample_of(replicated_, epoch_),
+  record.sample = {.elements = sample_of(compared_, epoch_),
                    .processor = processor_kind(),
                    .is_known_to_differ = flag_.has_been_bypassed()};
   if (!exact_windows_) {
@@ -81,6 +81,18 @@ void Reducer::collect_records() {
   }
 }
 
+/// What no rank uses gets no gradient from DDP; a rank may do with it as it likes until one does.
+void Reducer::choose_compared() {
+  std::vector<char> is_compared(parameters_.size(), 1);
+  for (size_t k = 0; k < is_compared.size() && !records_.empty(); ++k)
+    is_compared[k] = is_used(records_, k) || !is_trained(records_, k);
+  if (is_compared == is_compared_) return;
+  is_compared_ = is_compared;
+  compared_ = frozen_;
+  for (size_t k = 0; k < is_compared.size(); ++k)
+    if (is_compared[k]) compared_.emplace_back(parameters_[k].name, parameters_[k].parameter);
+}
+
 /// All ranks decide alike, since they have the same records.
 std::string Reducer::find_replica_fault() {
   if (!options_.init_sync || join_) return {};
@@ -96,10 +108,10 @@ std::string Reducer::find_replica_fault() {
         return r.sample.elements != first.sample.elements || r.since.writes != first.since.writes;
       }))
     return {};
-  const auto [parameter, rank] = compare_replicas(*group_, replicated_);
+  const auto [parameter, rank] = compare_replicas(*group_, compared_);
   if (parameter < 0) return {};
   return str_cat(
-      "DDP: ", replicated_[static_cast<size_t>(parameter)].first, " on rank ", rank,
+      "DDP: ", compared_[static_cast<size_t>(parameter)].first, " on rank ", rank,
       " has other values than on rank 0; since the last reduction parameters were written ",
       first.since.writes, " times on rank 0, ", records_[static_cast<size_t>(rank)].since.writes,
       " times on rank ", rank,
