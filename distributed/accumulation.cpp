@@ -78,7 +78,7 @@ bool Accumulation::finish(bool close) {
     reducer_->scale_reduced(factor);
   } else {
     NoGradGuard guard;
-    for (Tensor& p : parameters_)  // whoever kept a gradient keeps it
+    for (Tensor& p : parameters_)  // a kept gradient is not changed
       if (const Tensor g = p.grad(); g.defined() && p.requires_grad()) p.set_grad(g * factor);
   }
   return true;

@@ -77,7 +77,7 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group,
   LOCKSTEP_CHECK(!parameters_.empty(), DistError,
                  "DistributedDataParallel: the module has no parameter that requires grad; use it "
                  "without the wrapper");
-  // What every rank finds alike is thrown before the next communication: nobody is left waiting.
+  // Faults that every rank detects alike are thrown before the next communication, so no rank waits.
   if (options_.init_sync) broadcast_module(0);
   for (const Replicated& p : parameters_)
     LOCKSTEP_CHECK(!p.leaf->watcher, DistError, "DistributedDataParallel: ", p.name,
@@ -169,7 +169,7 @@ void Reducer::note_standing() {
   group_->note({text, static_cast<size_t>(std::clamp(n, 0, 63))});
 }
 
-/// A parameter that was put in the place of another has no slot, and nobody would reduce it.
+/// A parameter that replaced another has no slot, so its gradient would not be reduced.
 void Reducer::check_parameters() const {
   const NamedTensors now = without(current_parameters_(), options_.ignored);
   for (size_t i = 0; i < std::max(now.size(), replicated_.size()); ++i) {

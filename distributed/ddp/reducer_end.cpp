@@ -21,7 +21,7 @@ void Reducer::finish_round() {
     end_counts();
     throw;
   }
-  if (lowest_active() < 0) return;  // join's last round: nobody gave anything
+  if (lowest_active() < 0) return;  // join's last round: no rank contributed
   last_active_ = lowest_active();
   remember_graph();
   choose_compared();
@@ -87,7 +87,7 @@ void Reducer::settle_gradients() {
       leaf.gradient = slots_[i];
       leaf.accumulated = false;
     } else if (kept_[i].defined()) {
-      slots_[i].copy_(kept_[i]);  // used by nobody: as if this backward had not been
+      slots_[i].copy_(kept_[i]);  // unused on every rank: the gradient is as before
     }
   }
 }
