@@ -1,9 +1,10 @@
-// Whether the parameters are the same on every rank, as DDP leaves them. A rank that skips an optimizer
-// step, loads other values or writes to a parameter alone trains another model from then on, and every
-// collective still fits.
+// Whether the parameters are the same on every rank, as DDP leaves them. A rank that skips an
+// optimizer step, loads other values or writes to a parameter alone trains another model from then
+// on, and every collective still fits.
 //
-// In every round each rank sends a hash of a few elements of each parameter, other elements each time,
-// and how often parameters were written. Where these differ the ranks compare hashes of all elements.
+// In every round each rank sends a hash of a few elements of each parameter, other elements each
+// time, and how often parameters were written. Where these differ the ranks compare hashes of all
+// elements.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +30,8 @@ uint64_t sample_of(const NamedTensors& parameters, uint64_t round);
 /// A hash of what decides how this process rounds: the processor's kind and LOCKSTEP_MAX_ISA.
 uint64_t processor_kind();
 
-/// Compares all elements. Returns the number of the first parameter that is not the same everywhere and
-/// the lowest rank where it is not rank 0's; {-1, 0} when all are. A collective call.
+/// Compares all elements. Returns the index of the first parameter that differs between ranks, and
+/// the lowest rank where it is not rank 0's; {-1, 0} when all are equal. A collective call.
 std::pair<int, int> compare_replicas(ProcessGroup& group, const NamedTensors& parameters);
 
 }  // namespace lockstep::dist

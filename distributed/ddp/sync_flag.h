@@ -25,7 +25,7 @@ class SyncFlag {
   /// While it has a value, that decides and not the forward.
   void force(std::optional<bool> synchronised) { forced_ = synchronised; }
   /// Whether a backward that starts now is synchronised; warns, once each, where the program may
-  /// not mean it. `through_forward`: it runs through a forward of the wrapper, so that it is known even
+  /// not mean it. `through_forward`: it runs through a forward of the wrapper, so it is known even
   /// where a parameter has changed since.
   bool decide(bool through_forward);
 
