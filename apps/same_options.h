@@ -1,5 +1,5 @@
 // Options that decide what a rank communicates must be the same on all ranks: a rank that saves a file
-// waits for the others to take part. Compared at the start, the mistake has a name.
+// waits for the others to take part. They are compared at the start, so that the error names the option.
 #pragma once
 
 #include <cstring>

@@ -123,7 +123,10 @@ class Backward {
 
   std::vector<BackwardWatcher*> tell_watchers() {
     std::vector<BackwardWatcher*> watchers;
-    if (capturing_) return watchers;
+    if (capturing_) {
+      if (!create_) tell_of_grad();
+      return watchers;
+    }
     for (Leaf* leaf : leaves_)
       if (leaf->watcher &&
           std::find(watchers.begin(), watchers.end(), leaf->watcher) == watchers.end())
@@ -145,6 +148,21 @@ class Backward {
       }
     }
     return watchers;
+  }
+
+  /// grad() accumulates into no leaf; who watches one behind it learns that this part of the graph was
+  /// of use.
+  void tell_of_grad() {
+    std::vector<BackwardWatcher*> watchers;
+    std::vector<uint64_t> nodes;
+    for (const auto& [node, task] : tasks_) {
+      if (task.needed) nodes.push_back(node->sequence);
+      const Leaf* leaf = node->as_leaf();
+      if (leaf && leaf->watcher &&
+          std::find(watchers.begin(), watchers.end(), leaf->watcher) == watchers.end())
+        watchers.push_back(leaf->watcher);
+    }
+    for (BackwardWatcher* w : watchers) w->backward_runs(nodes);
   }
 
   /// Adds a contribution to a node's gradient.

@@ -1,6 +1,7 @@
 #include <lockstep/distributed/accumulation.h>
 
 #include <lockstep/tensor/node.h>
+#include <lockstep/tensor/ops/elementwise.h>
 
 namespace lockstep::dist {
 
@@ -12,7 +13,16 @@ Accumulation::Accumulation(Reducer* reducer, std::vector<Tensor> parameters, Gro
       steps_(options.steps) {
   LOCKSTEP_CHECK(steps_ >= 1, ValueError, "Accumulation: a window has at least one step, got ",
                  steps_);
+  check_same_steps();
   if (reducer_) reducer_->set_exact_windows(true);
+}
+
+void Accumulation::check_same_steps() const {
+  const Tensor all = group_.all_gather(tensor<int64_t>({steps_}));  // [ranks, 1]
+  const int64_t* steps = all.data<int64_t>();
+  for (int r = 1; r < group_.size(); ++r)
+    LOCKSTEP_CHECK(steps[r] == steps[0], ValueError, "Accumulation: steps ", steps[0],
+                   " on rank 0, ", steps[r], " on rank ", r, "; pass the same on every rank");
 }
 
 Accumulation::~Accumulation() {
@@ -32,7 +42,15 @@ void Accumulation::backward(const Tensor& loss_sum, int64_t count) {
   // Before the reduction, as in a window that is closed early: ranks may be in either.
   if (last) sum_over_ranks();
   if (reducer_) reducer_->flag().force(last);
-  loss_sum.backward();
+  try {
+    loss_sum.backward();
+  } catch (...) {
+    // What the window's gradients hold now is unknown.
+    position_ = 0;
+    loss_ = targets_ = 0;
+    work_ = nullptr;
+    throw;
+  }
 }
 
 void Accumulation::sum_over_ranks() {
@@ -60,8 +78,8 @@ bool Accumulation::finish(bool close) {
     reducer_->scale_reduced(factor);
   } else {
     NoGradGuard guard;
-    for (const Tensor& p : parameters_)
-      if (Tensor g = p.grad(); g.defined() && p.requires_grad()) g.mul_(factor);
+    for (Tensor& p : parameters_)  // a kept gradient is not changed
+      if (const Tensor g = p.grad(); g.defined() && p.requires_grad()) p.set_grad(g * factor);
   }
   return true;
 }

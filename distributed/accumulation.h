@@ -25,6 +25,7 @@ struct AccumulationOptions {
 /// window.
 class LOCKSTEP_API Accumulation {
  public:
+  /// A collective call. Throws ValueError on every rank where the ranks' `steps` differ.
   template <class M>
   Accumulation(DistributedDataParallel<M>& net, Group group, AccumulationOptions options = {})
       : Accumulation(net.reducer(), net.parameters(), std::move(group), options) {}
@@ -32,7 +33,8 @@ class LOCKSTEP_API Accumulation {
   Accumulation(const Accumulation&) = delete;
 
   /// Backward of one micro-batch: `loss_sum` is the sum, not the mean, over its `count` targets
-  /// (0 is legal; gradients of such a batch are zero).
+  /// (0 is legal; gradients of such a batch are zero). After an exception the window begins anew; clear
+  /// the gradients.
   void backward(const Tensor& loss_sum, int64_t count);
 
   /// At the end of a window: turns the gradients into those of the mean over all its targets on all
@@ -54,6 +56,7 @@ class LOCKSTEP_API Accumulation {
  private:
   Accumulation(Reducer* reducer, std::vector<Tensor> parameters, Group group,
                AccumulationOptions options);
+  void check_same_steps() const;
   void sum_over_ranks();
 
   Reducer* reducer_;

@@ -73,8 +73,8 @@ class DistributedDataParallel {
   template <class... Args>
   decltype(auto) operator()(Args&&... args) {
     if (!reducer_) return (*module_)(std::forward<Args>(args)...);
-    const ForwardScope scope(*reducer_, rank_, module_->is_training());
     try {
+      const ForwardScope scope(*reducer_, rank_, module_->is_training());
       return (*module_)(std::forward<Args>(args)...);
     } catch (...) {
       reducer_->remember_failure("forward");
@@ -131,8 +131,8 @@ class DistributedDataParallel {
     if (group.size() == 1 && !options.comm_hook) return;
     rank_ = group.rank();
     reducer_ = std::make_unique<Reducer>(
-        group.shared(), module_->named_parameters(), [m = module_] { return m->named_buffers(); },
-        std::move(options));
+        group.shared(), [m = module_] { return m->named_parameters(); },
+        [m = module_] { return m->named_buffers(); }, std::move(options));
   }
 
   std::unique_ptr<M> owned_;

@@ -1,6 +1,6 @@
 // Joined: the scope of DistributedDataParallel::join, for ranks that run out of inputs at different
 // times. A rank that is done shadows the others: it takes part in each of their rounds with zeros,
-// until nobody has inputs any more; then all take over the model of the last that trained.
+// until no rank has inputs; then the model of the last rank that trained is broadcast.
 #pragma once
 
 #include <lockstep/distributed/ddp/reducer.h>

@@ -1,5 +1,5 @@
 // PowerSGD's two stages: P = M Q is launched with the bucket; when the work is waited for, P is
-// orthogonalised, Q = M^T P goes round, and P Q^T takes the gradient's place.
+// orthogonalised, Q = M^T P is reduced, and P Q^T replaces the gradient.
 #include <lockstep/distributed/powersgd.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ struct Memory {
   Tensor q;          // [m, r]; undefined: to be drawn
 };
 
-/// One gradient on its way.
+/// One gradient between the two collectives.
 struct Matrix {
   size_t place;     // of its Memory
   Tensor gradient;  // shaped like the parameter
@@ -245,7 +245,7 @@ NamedTensors PowerSGD::state_dict() const {
 
 void PowerSGD::load_state_dict(const NamedTensors& state) {
   NoGradGuard no_grad;
-  constexpr size_t kMost = 1 << 20;  // parameters; what a file says is not to be believed
+  constexpr size_t kMost = 1 << 20;  // parameters; a limit for corrupt files
   std::optional<int64_t> iteration;
   std::vector<Memory> memories(state_->memories.size());
   for (const auto& [name, t] : state) {

@@ -13,8 +13,8 @@ namespace lockstep::dist {
 
 /// Makes every BatchNorm1d and BatchNorm2d in net share its training batch with the other ranks;
 /// evaluation stays local, parameters, buffers and their names stay as they are. Returns how many
-/// there are. A collective call: the modules get one communicator of their own, so what they
-/// exchange never meets DDP's or the user's collectives. The ranks must then run the same modules in
+/// there are. A collective call: the modules get one communicator of their own, so their
+/// collectives are separate from DDP's and the user's. The ranks must then run the same modules in
 /// the same order, forward and backward.
 ///
 /// Forward is one all_gather of counts, means and variances (f64), backward one all_reduce. The

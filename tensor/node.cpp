@@ -115,7 +115,9 @@ void Leaf::zero_grad(bool set_to_none) {
   if (!gradient.defined()) return;
   const NoGradGuard guard;
   if (gradient.requires_grad()) gradient = gradient.detach();  // made with create_graph
-  if (!slot.defined() && is_held_elsewhere(gradient))
+  const bool is_slot = slot.defined() && gradient.is_same(slot);
+  if (is_slot && watcher) watcher->slot_changes(*this);
+  if (!is_slot && is_held_elsewhere(gradient))
     gradient = zeros_like(gradient);
   else
     gradient.zero_();

@@ -64,12 +64,16 @@ LOCKSTEP_API uint64_t next_node_sequence() noexcept;
 class LOCKSTEP_API BackwardWatcher {
  public:
   virtual ~BackwardWatcher() = default;
-  /// Before backward_starts: Node::sequence of each node that this backward will run, unordered.
+  /// Before backward_starts: Node::sequence of each node that this backward will run, unordered. Also
+  /// before an autograd::grad without create_graph whose graph leads to a watched leaf.
   virtual void backward_runs(std::span<const uint64_t>) {}
   /// Before the first node runs: this backward will accumulate into these of the watched leaves.
   virtual void backward_starts(std::span<Leaf* const> reached) = 0;
   /// A watched leaf has accumulated its gradient, and the leaf's own hooks have run.
   virtual void leaf_ready(Leaf& leaf) = 0;
+  /// Outside a backward: a watched leaf's gradient, which is its slot, is about to be written. Whoever
+  /// else holds it keeps what it holds.
+  virtual void slot_changes(Leaf&) {}
   /// After the last node ran, or when one threw (`failed`); may itself throw when `failed` is
   /// false.
   virtual void backward_ends(bool failed) = 0;

@@ -114,6 +114,60 @@ TEST_CASE("in mid-window a step does nothing, and a full window must be stepped"
   CHECK_FALSE(acc.step(opt, true));  // nothing begun
 }
 
+TEST_CASE("windows of other lengths on one rank are an error at the start") {
+  for (const std::string& text : texts(3, [](Group g) {
+         DistributedDataParallel net{Scalar{}, g};
+         dist::Accumulation acc{net, g, {.steps = g.rank() == 2 ? 3 : 4}};
+       }))
+    CHECK_MESSAGE(contains(text, "steps 4 on rank 0, 3 on rank 2"), text);
+}
+
+TEST_CASE("gradients of a window may be clipped, and are clipped alike") {
+  CHECK_NOTHROW(run_local(
+      2,
+      [](Group g) {
+        DistributedDataParallel net{Two{}, g};
+        optim::SGD opt{net.parameters(), {.lr = 1}};
+        dist::Accumulation acc{net, g, {.steps = 2}};
+        for (int i = 0; i < 2; ++i) {  // rank r gives 3 (r + 1) and 4 (r + 1) twice, over 6 targets
+          auto [ya, yb] = net(f64(g.rank() + 1.0));
+          acc.backward(3.0 * ya + 4.0 * yb, g.rank() + 1);
+        }
+        require(acc.finish(), "a full window");
+        // The sum over the ranks is 2 (3 + 6) and 2 (4 + 8), over 6 targets: 3 and 4, of norm 5.
+        near(optim::clip_grad_norm_(net.parameters(), 1), 5, "the norm");
+        near(net.module().a.grad().item<double>(), 3 / (5 + 1e-6), "a, clipped");
+        opt.step();
+        near(net.module().b.item<double>(), 3 - 4 / (5 + 1e-6), "b");
+        equal_on_all(g, net.module().a, "a");
+      },
+      kQuick));
+}
+
+TEST_CASE("an exception of any type in a window's backward ends it on every rank, and the window") {
+  const double begin = ranks::now();
+  const auto all = texts(2, [](Group g) {
+    DistributedDataParallel net{Two{}, g, {.bucket_cap_mb = 1e-6, .first_bucket_mb = 1e-6}};
+    optim::SGD opt{net.parameters(), {.lr = 1}};
+    dist::Accumulation acc{net, g, {.steps = 1}};
+    auto [ya, yb] = net(f64(1));
+    ya.register_hook([&](const Tensor&) -> Tensor {
+      if (g.rank() == 1) throw 1;
+      return {};
+    });
+    try {
+      acc.backward(ya + yb, 1);
+    } catch (int) {
+      require(acc.position() == 0, "the window");
+      std::this_thread::sleep_for(std::chrono::seconds(2));  // the peer does not wait for the end
+      throw ValueError("its own");
+    }
+  });
+  CHECK_MESSAGE(contains(all[0], "no std::exception"), all[0]);
+  CHECK(all[1] == "its own");
+  CHECK(ranks::now() - begin < 10 * ranks::kPatience);
+}
+
 TEST_CASE("a window without any target is an error") {
   for (const std::string& text : texts(2, [](Group g) {
          DistributedDataParallel net{Scalar{}, g};

@@ -209,6 +209,14 @@ void replaced_storage(Group g) {
   }
 }
 
+/// Found on every rank, also where it happened on one, and where an unused parameter would be legal.
+void replaced_on_one_rank(Group g) {
+  DistributedDataParallel net{Two{}, g, {.find_unused_parameters = true}};
+  sum_of(net, own(g)).backward();
+  if (g.rank() == g.size() - 1) net.module().b = nn::Parameter(f64(8));
+  sum_of(net, own(g)).backward();
+}
+
 /// The hooks go with the wrapper, also after an exception.
 void wrapper_removed(Group g) {
   Two module;
@@ -267,6 +275,32 @@ void flag_holds_until_the_step(Group g) {
   near(net.module().a.grad().item<double>(), 2 * mean_x(g), "synchronised");
   in_step(g, net);
   no_warning();
+}
+
+/// a x + b
+struct Affine : nn::Module {
+  nn::Parameter a{f64(2)}, b{f64(3)};
+  Tensor forward(Tensor x) { return a * x + b; }
+  LOCKSTEP_MODULE(Affine, a, b)
+};
+
+/// A write between forward and backward that backward has no need of: still synchronised.
+void written_between_forward_and_backward(Group g) {
+  for (const auto& options : layouts())
+    for (const bool alone : {false, true}) {
+      DistributedDataParallel net{Affine{}, g, options};
+      Affine& m = net.module();
+      const Tensor y = net(f64(own(g)));
+      {
+        const NoGradGuard guard;
+        if (!alone || g.rank() == 0) m.b.fill_(alone ? 3 : 4);
+      }
+      y.backward();
+      near(m.a.grad().item<double>(), mean_x(g), "a.grad");
+      near(m.b.grad().item<double>(), 1, "b.grad");
+      in_step(g, net);
+      no_warning();
+    }
 }
 
 // ---- derivatives of derivatives ----
@@ -349,10 +383,15 @@ const std::vector<cases::Case>& cases::all() {
       {"frozen when wrapped, and trained later", 3, unfrozen_after_wrapping},
       {"moved to another dtype and back", 2, to_another_dtype_and_back},
       {"values loaded, a parameter replaced", 2, replaced_storage},
+      {"a parameter replaced on one rank",
+       2,
+       replaced_on_one_rank,
+       {"b is not the parameter that it was", "rank 1"}},
       {"the wrapper is gone", 2, wrapper_removed},
       {"a backward through the inner module", 2, through_the_inner_module},
       {"a backward through the inner module on three ranks", 3, through_the_inner_module},
       {"the flag holds until the step", 3, flag_holds_until_the_step},
+      {"written between forward and backward", 2, written_between_forward_and_backward},
       {"create_graph on one rank", 1, create_graph},
       {"create_graph on two ranks", 2, create_graph},
       {"autograd::grad leaves nothing behind", 2, grad_leaves_nothing_behind},

@@ -182,7 +182,11 @@ void forwards_without_backward(Group g) {
       expect(net, mean_over(g, both), "and the first");
       for (int step = 0; step < 3; ++step) {
         net.zero_grad();
-        if (g.rank() == 0) loss_of(net, 100);  // on one rank alone
+        if (g.rank() == 0) {  // an evaluation on one rank alone
+          net.eval();
+          loss_of(net, 100);
+          net.train();
+        }
         recorder->log().clear();
         loss_of(net, x).backward();
         expect(net, mean, "a step");

@@ -103,6 +103,63 @@ TEST_CASE("an exception that is no std::exception in forward ends the peers' bac
   CHECK_MESSAGE(!contains(text, "within"), text);  // not by the deadline
 }
 
+TEST_CASE(
+    "after a backward that failed in its midst the wrapper says so, and the group serves on") {
+  const auto all = texts(2, [](Group g) {
+    DistributedDataParallel net{Two{}, g, {.bucket_cap_mb = 1e-6, .first_bucket_mb = 1e-6}};
+    const auto step = [&](bool fails) {
+      auto [ya, yb] = net(f64(1));
+      ya.register_hook([fails](const Tensor&) -> Tensor {
+        if (fails) throw ValueError("the hook gave up");
+        return {};
+      });
+      (ya + yb).backward();
+    };
+    try {
+      step(g.rank() == 1);
+      require(false, "an error on every rank");
+    } catch (const Error&) {
+    }
+    require(!net.module().a.grad().defined() && !net.module().b.grad().defined(),
+            "no gradient is left");
+    const Tensor t = f64(1);
+    g.all_reduce(t);
+    near(t.item<double>(), 2, "the group");
+    step(false);
+  });
+  for (const std::string& text : all) CHECK_MESSAGE(contains(text, "the hook gave up"), text);
+}
+
+TEST_CASE("an exception of any type in join ends it on every rank within a second") {
+  std::vector<std::string> all(2);
+  double thrown = 0, heard = 0;
+  CHECK_THROWS_AS(run_local(2,
+                            [&](Group g) {
+                              DistributedDataParallel net{Scalar{}, g};
+                              try {
+                                net.join([&] {
+                                  for (int i = 0; i < 3; ++i) {
+                                    if (i == 2 && g.rank() == 1) {
+                                      thrown = ranks::now();
+                                      throw 1;
+                                    }
+                                    net(f64(1)).backward();
+                                  }
+                                });
+                              } catch (const DistError& e) {
+                                heard = ranks::now();
+                                all[static_cast<size_t>(g.rank())] = e.what();
+                              } catch (int) {
+                                std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+                                throw;
+                              }
+                            },
+                            {.timeout = std::chrono::seconds(20)}),
+                  int);
+  CHECK_MESSAGE(contains(all[0], "left join by an exception"), all[0]);
+  CHECK(heard - thrown < 1 * ranks::kPatience);
+}
+
 TEST_CASE("run_on_main reports an exception that is no std::exception on every rank") {
   std::vector<int> own(2);
   for (const std::string& text : texts(2, [&](Group g) {

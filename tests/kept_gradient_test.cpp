@@ -6,9 +6,9 @@
 
 namespace {
 
-/// Runs `steps` on two and on three ranks.
+/// Runs `steps` on one, two and three ranks.
 void on_ranks(const std::function<void(Group)>& steps) {
-  for (const int world : {2, 3}) CHECK_NOTHROW(run_local(world, steps, kQuick));
+  for (const int world : {1, 2, 3}) CHECK_NOTHROW(run_local(world, steps, kQuick));
 }
 
 double mean_of_ranks(Group g) { return (g.size() + 1) / 2.0; }  // of rank + 1
@@ -94,6 +94,80 @@ TEST_CASE("a gradient kept from one window of Accumulation is not scaled or over
     near(kept[1].item<double>(), 3, "reduced");
     near(kept[2].item<double>(), 3, "local");
     near(kept[3].item<double>(), 7, "reduced");
+  });
+}
+
+TEST_CASE("a kept gradient outlives whatever clears or changes the next one") {
+  struct Way {
+    bool to_none, clips, records;
+    double bucket_mb;
+  };
+  std::vector<Way> ways;
+  for (int i = 0; i < 16; ++i)
+    ways.push_back({(i & 1) != 0, (i & 2) != 0, (i & 4) != 0, i & 8 ? 1e-6 : 25});
+  on_ranks([&](Group g) {
+    for (const Way& way : ways) {
+      DistributedDataParallel net{
+          Two{}, g, {.bucket_cap_mb = way.bucket_mb, .first_bucket_mb = way.bucket_mb}};
+      Two& m = net.module();
+      std::vector<std::pair<Tensor, double>> kept;
+      const auto keep = [&](const Tensor& t) { kept.emplace_back(t, t.item<double>()); };
+      m.a.register_hook([&](const Tensor& grad) -> Tensor {
+        keep(grad);
+        return {};
+      });
+      // On one rank that is the gradient which is clipped in place below.
+      m.b.register_post_accumulate_grad_hook([&](const Tensor& p) {
+        if (g.size() > 1 || !way.clips) keep(p.grad());
+      });
+      for (int step = 0; step < 4; ++step) {  // the buckets change their order after the first
+        const auto backward = [&](bool records) {
+          auto [ya, yb] = net(f64((1 + step) * (g.rank() + 1.0)));
+          (g.rank() == 0 ? ya + yb : yb + ya).backward({}, {.create_graph = records});
+        };
+        if (step == 2) {
+          const auto guard = net.no_sync();
+          backward(false);
+          keep(m.a.grad());
+          keep(m.b.grad().detach());
+        }
+        backward(way.records);
+        const double passes = step == 2 ? 2 : 1;
+        near(m.a.grad().item<double>(), passes * (1 + step) * mean_of_ranks(g), "a's gradient");
+        if (way.clips) optim::clip_grad_norm_(net.parameters(), 0.5);
+        keep(m.a.grad().detach());
+        keep(m.b.grad().detach());
+        net.zero_grad(way.to_none);
+        require(way.to_none ? !m.a.grad().defined() : m.a.grad().item<double>() == 0, "cleared");
+      }
+      for (size_t i = 0; i < kept.size(); ++i)
+        near(kept[i].first.item<double>(), kept[i].second, str_cat("kept ", i));
+      net.zero_grad();  // gradients with a graph hold their parameters
+    }
+  });
+}
+
+TEST_CASE("a kept gradient outlives a round without a backward") {
+  on_ranks([](Group g) {
+    DistributedDataParallel net{Scalar{}, g};
+    Tensor kept;
+    {
+      const auto guard = net.no_sync();
+      net(f64(g.rank() + 1.0)).backward();
+      kept = net.module().w.grad();
+    }
+    net.reduce_now();
+    near(kept.item<double>(), g.rank() + 1.0, "kept");
+    if (g.size() > 1) near(net.module().w.grad().item<double>(), mean_of_ranks(g), "reduced");
+    kept = net.module().w.grad();
+    const double value = kept.item<double>();
+    net.zero_grad();
+    net.join(
+        [&] {
+          for (int i = 0; i <= g.rank(); ++i) net(f64(9)).backward();
+        },
+        {.divide_by_initial_world_size = false});
+    near(kept.item<double>(), value, "kept over join");
   });
 }
 

@@ -46,33 +46,43 @@ TEST_CASE("of failures noticed together, the first to end is taken for the cause
   CHECK(!contains(job.output(), "lockstep-run: rank 0 (pid"));
 }
 
-// Its peers wait for rank LOCKSTEP_TEST_CAUSE, which ends in one of several ways, and then end before
-// it has ended, at the same time, or after it.
+// Its peers wait for rank LOCKSTEP_TEST_CAUSE, which ends in one of several ways and places, and then end
+// before it has ended, at the same time, or after it.
 TEST_CASE("rank: ends while others wait" * doctest::skip()) {
   using namespace lockstep;
   const std::string way = std::getenv("LOCKSTEP_TEST_WAY"),
-                    cause = std::getenv("LOCKSTEP_TEST_CAUSE");
-  const char* backend = std::getenv("LOCKSTEP_TEST_BACKEND");
-  const auto group = dist::init({.backend = backend});
-  Tensor t = ones({8});
-  group.all_reduce(t);
-  if (std::to_string(group.rank()) != cause) {
-    try {
-      for (;;) group.all_reduce(t);
-    } catch (const DistError& e) {
-      std::printf("told: %s\n", e.what());
-      std::fflush(stdout);
-      if (group.rank() % 2 == 0) _exit(1);
-      std::abort();  // what an uncaught exception does
-    }
-  }
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  if (way == "exits") _exit(7);
-  if (way == "crashes") kill(getpid(), SIGSEGV);
+                    place = std::getenv("LOCKSTEP_TEST_PLACE"),
+                    cause = std::getenv("LOCKSTEP_TEST_CAUSE"),
+                    backend = std::getenv("LOCKSTEP_TEST_BACKEND"), rank = std::getenv("RANK");
+  const bool is_cause = rank == cause;
+  const auto end = [&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (way == "exits") _exit(7);
+    if (way == "crashes") kill(getpid(), SIGSEGV);
+    throw std::runtime_error("of its own");
+  };
+  if (backend == "shm+gloo") setenv("LOCKSTEP_HOST_ID", rank == "2" ? "b" : "a", 1);
   try {
-    const dist::Group handle(group.shared());
-    throw std::runtime_error("of its own");  // aborts the group
-  } catch (const std::runtime_error&) {
+    if (is_cause && place == "init") end();
+    const auto group = dist::init({.backend = backend});
+    dist::DistributedDataParallel net{nn::Linear{4, 4}, group};
+    net.module().weight.register_hook([&](const Tensor&) -> Tensor {
+      if (is_cause && place == "backward") end();
+      return {};
+    });
+    Tensor t = ones({8});
+    group.all_reduce(t);
+    if (is_cause && place == "collective") end();
+    for (;;) {
+      group.all_reduce(t);
+      net(ones({2, 4})).sum().backward();
+    }
+  } catch (const DistError& e) {
+    std::printf("told: %s\n", e.what());
+    std::fflush(stdout);
+    if (rank != "1") _exit(1);
+    std::abort();                        // what an uncaught exception does
+  } catch (const std::runtime_error&) {  // its handles were unwound: the group is aborted
     std::this_thread::sleep_for(std::chrono::milliseconds(300));  // say it dumps its core
     _exit(9);
   }
@@ -84,18 +94,24 @@ TEST_CASE("lockstep-run blames the rank that failed, not those that it took alon
     std::string name, cause;
     int code;
   };
-  for (const std::string backend : {"shm", "gloo"})
-    for (const Way& way :
-         {Way{"exits", "0", 7}, {"crashes", "2", 128 + SIGSEGV}, {"throws", "1", 9}}) {
-      const Ended e =
-          run({"-n", "3", self, "--test-case=rank: ends while others wait", "--no-skip"},
-              {{"LOCKSTEP_TEST_WAY", way.name},
-               {"LOCKSTEP_TEST_CAUSE", way.cause},
-               {"LOCKSTEP_TEST_BACKEND", backend}});
-      INFO(backend, ", ", way.name, ": ", e.output);
-      CHECK(e.code == way.code);
-      CHECK(contains(e.output, "lockstep-run: rank " + way.cause + " (pid"));
-    }
+  std::vector<std::string> backends{"shm"};
+#ifdef LOCKSTEP_HAS_GLOO
+  backends.insert(backends.end(), {"gloo", "shm+gloo"});
+#endif
+  for (const std::string& backend : backends)
+    for (const std::string place : {"init", "collective", "backward"})
+      for (const Way& way :
+           {Way{"exits", "0", 7}, {"crashes", "2", 128 + SIGSEGV}, {"throws", "1", 9}}) {
+        const Ended e =
+            run({"-n", "3", self, "--test-case=rank: ends while others wait", "--no-skip"},
+                {{"LOCKSTEP_TEST_WAY", way.name},
+                 {"LOCKSTEP_TEST_PLACE", place},
+                 {"LOCKSTEP_TEST_CAUSE", way.cause},
+                 {"LOCKSTEP_TEST_BACKEND", backend}});
+        INFO(backend, ", ", place, ", ", way.name, ": ", e.output);
+        CHECK(e.code == way.code);
+        CHECK(contains(e.output, "lockstep-run: rank " + way.cause + " (pid"));
+      }
 }
 
 TEST_CASE("lockstep-run blames a rank that was taken along where no other fails") {

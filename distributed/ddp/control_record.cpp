@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include <lockstep/tensor/error.h>
 
@@ -9,7 +10,15 @@ namespace lockstep::dist {
 
 namespace {
 
-constexpr size_t kHead = 17;  // four words and a byte; two bits per parameter follow
+// What stands before the two bits of each parameter.
+struct Head {
+  ControlRecord::Since since;
+  ReplicaSample sample;
+  int32_t unfrozen;
+  uint8_t flags;
+};
+static_assert(std::is_trivially_copyable_v<Head>);
+constexpr size_t kHead = sizeof(Head);
 
 void put_bits(std::byte* to, const std::vector<char>& bits) {
   for (size_t i = 0; i < bits.size(); ++i)
@@ -27,13 +36,10 @@ std::vector<char> take_bits(const std::byte* from, size_t count) {
 std::vector<std::byte> ControlRecord::encode() const {
   const size_t map = (used.size() + 7) / 8;
   std::vector<std::byte> bytes(kHead + 2 * map);
-  std::memcpy(bytes.data(), &skipped_forwards, 4);
-  std::memcpy(bytes.data() + 4, &batches, 4);
-  std::memcpy(bytes.data() + 8, &local_backwards, 4);
-  std::memcpy(bytes.data() + 12, &unfrozen, 4);
-  bytes[16] = static_cast<std::byte>(static_cast<int>(join) |
-                                     join_options.divide_by_initial_world_size << 2 |
-                                     join_options.throw_on_early_termination << 3);
+  const int flags = static_cast<int>(join) | join_options.divide_by_initial_world_size << 2 |
+                    join_options.throw_on_early_termination << 3;
+  const Head head{since, sample, unfrozen, static_cast<uint8_t>(flags)};
+  std::memcpy(bytes.data(), &head, kHead);
   put_bits(bytes.data() + kHead, used);
   put_bits(bytes.data() + kHead + map, trainable);
   return bytes;
@@ -43,12 +49,10 @@ ControlRecord ControlRecord::decode(std::span<const std::byte> bytes, size_t par
   const size_t map = (parameters + 7) / 8;
   LOCKSTEP_CHECK(bytes.size() == kHead + 2 * map, DistError, "DDP: a control record of ",
                  bytes.size(), " bytes for ", parameters, " parameters");
-  ControlRecord r;
-  std::memcpy(&r.skipped_forwards, bytes.data(), 4);
-  std::memcpy(&r.batches, bytes.data() + 4, 4);
-  std::memcpy(&r.local_backwards, bytes.data() + 8, 4);
-  std::memcpy(&r.unfrozen, bytes.data() + 12, 4);
-  const int flags = static_cast<int>(bytes[16]);
+  Head head;
+  std::memcpy(&head, bytes.data(), kHead);
+  ControlRecord r{.since = head.since, .sample = head.sample, .unfrozen = head.unfrozen};
+  const int flags = head.flags;
   r.join = static_cast<Join>(flags & 3);
   r.join_options = {(flags & 4) != 0, (flags & 8) != 0};
   r.used = take_bits(bytes.data() + kHead, parameters);
@@ -92,23 +96,31 @@ std::string find_join_fault(const Records& records) {
 
 // Ranks that run the same loop agree in these numbers. Inside join they need not.
 std::string find_step_fault(const Records& records) {
-  const auto differ = [&](size_t r, uint32_t ControlRecord::*number, std::string_view what) {
-    return records[r].*number == records[0].*number
-               ? std::string()
-               : str_cat(
-                     "DDP: the ranks are out of step: since the last reduction rank 0 ", what, " ",
-                     records[0].*number, ", rank ", r, " ", records[r].*number,
-                     "; their gradients belong to different steps. Skip a step on every rank or "
-                     "on none (all_reduce the decision), and evaluate under NoGradGuard");
+  using Since = ControlRecord::Since;
+  const Since& first = records[0].since;
+  const auto fault = [&](size_t r, uint32_t Since::*number, std::string_view what) {
+    return str_cat("DDP: the ranks are out of step: since the last reduction rank 0 ", what, " ",
+                   first.*number, ", rank ", r, " ", records[r].since.*number,
+                   "; their gradients belong to different steps. Skip a step on every rank or on "
+                   "none (all_reduce the decision), and evaluate under NoGradGuard");
   };
-  std::string fault;
-  for (size_t r = 1; r < records.size() && fault.empty(); ++r) {
+  // Where all ranks take batches from loaders those tell the steps, and a forward more is harmless.
+  const bool have_loaders = std::all_of(records.begin(), records.end(),
+                                        [](const auto& r) { return r.since.batches > 0; });
+  for (size_t r = 1; r < records.size(); ++r) {
+    const Since& since = records[r].since;
     if (records[r].join != Join::none) continue;
-    fault = differ(r, &ControlRecord::skipped_forwards, "left out the backwards of its forwards:");
-    if (fault.empty() && records[r].local_backwards == records[0].local_backwards)
-      fault = differ(r, &ControlRecord::batches, "took batches from its loaders:");
+    const bool same_windows = since.local_backwards == first.local_backwards;
+    if (same_windows && since.batches != first.batches)
+      return fault(r, &Since::batches, "took batches from its loaders:");
+    if (have_loaders) continue;
+    if (since.skipped_forwards != first.skipped_forwards)
+      return fault(r, &Since::skipped_forwards, "left out the backwards of its forwards:");
+    // A backward more, through the graph of a step that is over.
+    if (same_windows && (since.forwards == 0) != (first.forwards == 0))
+      return fault(r, &Since::forwards, "ran forwards:");
   }
-  return fault;
+  return {};
 }
 
 // "rank 0 true, rank 1 false", of the ranks that still have inputs.

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/distributed/ddp/replicas.h>
 #include <lockstep/distributed/ddp_options.h>
 
 namespace lockstep::dist {
@@ -16,10 +17,16 @@ namespace lockstep::dist {
 struct ControlRecord {
   enum class Join : uint8_t { none, active, finished };
 
-  // Since the last reduction:
-  uint32_t skipped_forwards = 0;  // whose backward was left out
-  uint32_t batches = 0;           // taken from loaders with a shard
-  uint32_t local_backwards = 0;
+  /// What the rank has run since the last reduction.
+  struct Since {
+    uint32_t forwards = 0;          // in training mode
+    uint32_t skipped_forwards = 0;  // of these, whose backward was left out
+    uint32_t batches = 0;           // taken from loaders with a shard
+    uint32_t local_backwards = 0;
+    uint32_t writes = 0;  // of parameters
+  };
+  Since since;
+  ReplicaSample sample;
   int32_t unfrozen = -1;  // among the parameters frozen at construction: one that now trains
   Join join = Join::none;
   JoinOptions join_options = {};

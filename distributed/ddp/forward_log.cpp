@@ -29,15 +29,19 @@ void ForwardLog::ends() {
   if (forwards_.back().begin == forwards_.back().end) forwards_.pop_back();  // made no graph
 }
 
-void ForwardLog::backward_runs(std::span<const uint64_t> nodes) {
+bool ForwardLog::backward_runs(std::span<const uint64_t> nodes) {
   stay_on_thread();
+  bool any = false;
   for (const uint64_t node : nodes) {
     const auto after = std::upper_bound(forwards_.begin(), forwards_.end(), node,
                                         [](uint64_t n, const Forward& f) { return n < f.begin; });
     if (after == forwards_.begin()) continue;
     Forward& f = *std::prev(after);
-    f.has_backward |= node < f.end;
+    const bool inside = node < f.end;
+    f.has_backward |= inside;
+    any |= inside;
   }
+  return any;
 }
 
 uint32_t ForwardLog::skipped() const {

@@ -17,8 +17,9 @@ class ForwardLog {
   /// Around a forward whose backward is to be synchronised.
   void starts();
   void ends();
-  /// A backward will run nodes with these sequence numbers, on this thread.
-  void backward_runs(std::span<const uint64_t> nodes);
+  /// A backward will run nodes with these sequence numbers, on this thread. Returns whether any is of a
+  /// forward.
+  bool backward_runs(std::span<const uint64_t> nodes);
   /// Of the forwards before the last one that a backward ran through, those that no backward did. A
   /// later forward may still get its backward.
   uint32_t skipped() const;

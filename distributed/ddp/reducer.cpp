@@ -43,17 +43,19 @@ std::string text_of_exception() {
 
 // ---- construction ----
 
-Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
+Reducer::Reducer(std::shared_ptr<ProcessGroup> group,
+                 std::function<NamedTensors()> current_parameters,
                  std::function<NamedTensors()> current_buffers,
                  DistributedDataParallelOptions options)
     : users_group_(std::move(group)),
       group_(users_group_->child()),
-      replicated_(without(parameters, options.ignored)),
+      replicated_(without(current_parameters(), options.ignored)),
+      current_parameters_(std::move(current_parameters)),
       current_buffers_(std::move(current_buffers)),
       options_(std::move(options)),
       caps_(caps_of(options_)),
       flag_(users_group_->rank(), [this] { return parameter_versions(); }) {
-  const NamedTensors all_buffers = current_buffers_();
+  const NamedTensors parameters = current_parameters_(), all_buffers = current_buffers_();
   if (options_.init_sync) verify_same_module(*group_, parameters, all_buffers, options_);
   for (const std::string& name : options_.ignored) {
     const auto known = [&](const NamedTensors& list) {
@@ -75,7 +77,7 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
   LOCKSTEP_CHECK(!parameters_.empty(), DistError,
                  "DistributedDataParallel: the module has no parameter that requires grad; use it "
                  "without the wrapper");
-  // What every rank finds alike is thrown before the next communication: nobody is left waiting.
+  // Faults that every rank detects alike are thrown before the next communication, so no rank waits.
   if (options_.init_sync) broadcast_module(0);
   for (const Replicated& p : parameters_)
     LOCKSTEP_CHECK(!p.leaf->watcher, DistError, "DistributedDataParallel: ", p.name,
@@ -90,6 +92,8 @@ Reducer::Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
   reached_.assign(n, 0);
   arrived_.assign(n, 0);
   for (size_t i = 0; i < n; ++i) watch(i);
+  choose_compared();
+  end_counts();
 }
 
 Reducer::~Reducer() {
@@ -119,12 +123,20 @@ uint64_t Reducer::parameter_versions() const {
   return sum;
 }
 
+uint64_t Reducer::replica_versions() const {
+  uint64_t sum = 0;
+  for (const auto& [name, p] : replicated_) sum += p.storage().version();
+  return sum;
+}
+
 // ---- forwards ----
 
 void Reducer::forward_starts(bool training) {
   if (!is_grad_enabled()) return;
+  check_parameters();
   check_slots();
   ++stats_.forwards;
+  forwards_ += training;
   flag_.forward_starts();
   logs_forward_ = training && !flag_.inside_no_sync();
   if (logs_forward_) forward_log_.starts();
@@ -155,6 +167,22 @@ void Reducer::note_standing() {
                               static_cast<long long>(stats_.synchronised_backwards),
                               flag_.inside_no_sync() ? ", in no_sync" : "");
   group_->note({text, static_cast<size_t>(std::clamp(n, 0, 63))});
+}
+
+/// A parameter that replaced another has no slot, so its gradient would not be reduced.
+void Reducer::check_parameters() const {
+  const NamedTensors now = without(current_parameters_(), options_.ignored);
+  for (size_t i = 0; i < std::max(now.size(), replicated_.size()); ++i) {
+    if (i < now.size() && i < replicated_.size() && now[i].second.is_same(replicated_[i].second))
+      continue;
+    const std::string& name = i < now.size() ? now[i].first : replicated_[i].first;
+    lockstep::fail<DistError>(
+        "DDP: ", name,
+        i < now.size() ? " is not the parameter that it was" : " is gone that was there",
+        " when the module was wrapped on rank ", group_->rank(),
+        ", and DDP averages the gradients of those alone; copy values into the old parameter under "
+        "NoGradGuard, or wrap the module after the change");
+  }
 }
 
 /// A parameter that changed its dtype, device or shape no longer fits its slot.
@@ -188,6 +216,8 @@ void Reducer::release(Replicated& p) {
   p.leaf->watcher = nullptr;
 }
 
+void Reducer::slot_changes(Leaf& leaf) { detach_holders(static_cast<size_t>(leaf.watcher_index)); }
+
 /// Before a slot is written: whoever else holds it, because the program kept a gradient, or a view of
 /// one, gets a copy of what it holds, in memory of its own.
 void Reducer::detach_holders(size_t i) {
@@ -211,7 +241,7 @@ void Reducer::backward_starts(std::span<Leaf* const> reached) {
       parameters_[static_cast<size_t>(reached[0]->watcher_index)].name,
       " started inside a backward of the same module, in a hook or an op of its own; use "
       "autograd::grad there, or run it after the outer one");
-  phase_ = flag_.decide() ? Phase::syncing : Phase::local;
+  phase_ = flag_.decide(through_forward_) ? Phase::syncing : Phase::local;
   // The engine runs a backward with create_graph in grad mode.
   if (phase_ == Phase::syncing && group_->size() > 1 && is_grad_enabled() &&
       !std::exchange(warned_graph_, true))

@@ -24,10 +24,9 @@ namespace lockstep::dist {
 
 class LOCKSTEP_API Reducer final : public BackwardWatcher {
  public:
-  /// `parameters` and `buffers` in registration order, tied ones once. `current_buffers` lists the
-  /// buffers as they are at the time of the call. Throws on every rank when the ranks' modules
-  /// differ.
-  Reducer(std::shared_ptr<ProcessGroup> group, NamedTensors parameters,
+  /// The functions list the module's parameters and buffers as they are at the time of the call, in
+  /// registration order, tied ones once. Throws on every rank when the ranks' modules differ.
+  Reducer(std::shared_ptr<ProcessGroup> group, std::function<NamedTensors()> current_parameters,
           std::function<NamedTensors()> current_buffers, DistributedDataParallelOptions options);
   ~Reducer() override;
 
@@ -63,10 +62,11 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   ProcessGroup& users_group() const { return *users_group_; }
 
   void backward_runs(std::span<const uint64_t> nodes) override {
-    forward_log_.backward_runs(nodes);
+    through_forward_ = forward_log_.backward_runs(nodes);
   }
   void backward_starts(std::span<Leaf* const> reached) override;
   void leaf_ready(Leaf& leaf) override;
+  void slot_changes(Leaf& leaf) override;
   void backward_ends(bool failed) override;
 
  private:
@@ -74,7 +74,9 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
 
   // construction and what may change afterwards
   uint64_t parameter_versions() const;
+  uint64_t replica_versions() const;
   void check_slots() const;
+  void check_parameters() const;
   void watch(size_t parameter);
   void release(Replicated& parameter);
   void detach_holders(size_t parameter);
@@ -88,6 +90,8 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   void collect_records();
   [[noreturn]] void fail_about_records(const DistError& e) const;
   void check_graph() const;
+  std::string find_replica_fault();
+  void choose_compared();
   void launch(size_t bucket);
   WorkPtr reduce(size_t bucket);
   void fill_without_arrival(int parameter);
@@ -112,10 +116,12 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
 
   std::shared_ptr<ProcessGroup> users_group_, group_;  // group_: a communicator of its own
   std::vector<Replicated> parameters_;
-  NamedTensors frozen_;      // parameters that did not train when the module was wrapped
-  NamedTensors replicated_;  // all parameters that DDP keeps equal
+  NamedTensors frozen_;            // parameters that did not train when the module was wrapped
+  NamedTensors replicated_;        // all parameters that DDP keeps equal
+  NamedTensors compared_;          // those that some rank used in the last round, and frozen ones
+  std::vector<char> is_compared_;  // by parameter
   RecordNames names_;
-  std::function<NamedTensors()> current_buffers_;
+  std::function<NamedTensors()> current_parameters_, current_buffers_;
   DistributedDataParallelOptions options_;
   BucketCaps caps_;
   std::vector<Bucket> buckets_;
@@ -146,9 +152,11 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
 
   // ---- since the last reduction ----
   ForwardLog forward_log_;
-  bool logs_forward_ = false;  // the one under way
+  bool logs_forward_ = false;     // the one under way
+  bool through_forward_ = false;  // the backward that starts
   uint64_t first_batch_ = 0;
-  uint32_t local_backwards_ = 0;
+  uint32_t local_backwards_ = 0, forwards_ = 0;
+  uint64_t versions_before_ = 0;
   bool exact_windows_ = false;
 
   // ---- statistics ----

@@ -21,9 +21,10 @@ void Reducer::finish_round() {
     end_counts();
     throw;
   }
-  if (lowest_active() < 0) return;  // join's last round: nobody gave anything
+  if (lowest_active() < 0) return;  // join's last round: no rank contributed
   last_active_ = lowest_active();
   remember_graph();
+  choose_compared();
   if (!std::exchange(rebuilt_, true)) rebuild_buckets();
   note_standing();
   forget_failure();
@@ -35,7 +36,8 @@ void Reducer::remember_graph() {
   for (size_t r = 0; r < first_.size(); ++r) {
     if (first_[r].is_finished() && !records_[r].is_finished()) first_[r] = records_[r];
     if (!first_[r].is_finished()) first_[r].join = ControlRecord::Join::none;
-    first_[r].skipped_forwards = first_[r].batches = first_[r].local_backwards = 0;
+    first_[r].since = {};
+    first_[r].sample = {};
   }
 }
 
@@ -85,7 +87,7 @@ void Reducer::settle_gradients() {
       leaf.gradient = slots_[i];
       leaf.accumulated = false;
     } else if (kept_[i].defined()) {
-      slots_[i].copy_(kept_[i]);  // used by nobody: as if this backward had not been
+      slots_[i].copy_(kept_[i]);  // unused on every rank: the gradient is as before
     }
   }
 }
@@ -95,7 +97,7 @@ void Reducer::settle_gradients() {
 void Reducer::check_graph() const {
   std::vector<ControlRecord> now = first_;
   ControlRecord& mine = now[static_cast<size_t>(group_->rank())] = mine_;
-  mine.skipped_forwards = mine.batches = 0;  // only all ranks together could compare them
+  mine.since = {};  // only all ranks together could compare it
   const std::string fault = find_fault(now, first_, names_, options_);
   if (!fault.empty()) lockstep::fail<DistError>(fault);
 }
@@ -113,12 +115,12 @@ void Reducer::check_records() {
       if (!first_.empty() && !first_[r].is_finished() && !records_[r].is_finished())
         stats_.static_graph_is_safe &= records_[r].used[i] == first_[r].used[i];
     }
+  const auto local = [&](size_t r) { return records_[r].since.local_backwards; };
   for (size_t r = 1; r < records_.size(); ++r)
-    if (records_[r].local_backwards != records_[0].local_backwards && !exact_windows_ && !join_ &&
+    if (local(r) != local(0) && !exact_windows_ && !join_ && group_->rank() == 0 &&
         !std::exchange(warned_counts_, true))
-      warn("DDP: rank 0 accumulated ", records_[0].local_backwards,
-           " local backwards before this reduction, rank ", r, " ", records_[r].local_backwards,
-           "; the average weighs them alike");
+      warn("DDP: rank 0 accumulated ", local(0), " local backwards before this reduction, rank ", r,
+           " ", local(r), "; the average weighs them alike");
   if (!std::exchange(warned_unused_, true) && options_.find_unused_parameters && !unused &&
       group_->rank() == 0)
     warn(
@@ -131,11 +133,14 @@ void Reducer::check_records() {
       if (records_[r].is_finished())
         fault = str_cat("DDP: join: rank ", r,
                         " has no more inputs, and throw_on_early_termination is set");
+  if (fault.empty() && posts_records()) fault = find_replica_fault();
   if (!fault.empty()) lockstep::fail<DistError>(fault);
 }
 
 void Reducer::end_counts() {
   local_backwards_ = 0;
+  forwards_ = 0;
+  versions_before_ = replica_versions();
   forward_log_.clear();
   first_batch_ = data::detail::sharded_batches_for_training();
 }

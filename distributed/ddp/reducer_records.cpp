@@ -9,12 +9,18 @@
 namespace lockstep::dist {
 
 ControlRecord Reducer::record_of_round() const {
-  ControlRecord record{.local_backwards = local_backwards_};
+  ControlRecord record;
+  record.since.local_backwards = local_backwards_;
+  record.since.writes = static_cast<uint32_t>(replica_versions() - versions_before_);
+  record.sample = {.elements = sample_of(compared_, epoch_),
+                   .processor = processor_kind(),
+                   .is_known_to_differ = flag_.has_been_bypassed()};
   if (!exact_windows_) {
-    record.skipped_forwards = forward_log_.skipped();
+    record.since.forwards = forwards_;
+    record.since.skipped_forwards = forward_log_.skipped();
     // Before the first reduction rank 0 may have looked at a batch.
     if (stats_.synchronised_backwards > 0)
-      record.batches =
+      record.since.batches =
           static_cast<uint32_t>(data::detail::sharded_batches_for_training() - first_batch_);
   }
   if (join_) {
@@ -73,6 +79,43 @@ void Reducer::collect_records() {
   } catch (const DistError& e) {
     fail_about_records(e);
   }
+}
+
+/// What no rank uses gets no gradient from DDP; a rank may do with it as it likes until one does.
+void Reducer::choose_compared() {
+  std::vector<char> is_compared(parameters_.size(), 1);
+  for (size_t k = 0; k < is_compared.size() && !records_.empty(); ++k)
+    is_compared[k] = is_used(records_, k) || !is_trained(records_, k);
+  if (is_compared == is_compared_) return;
+  is_compared_ = is_compared;
+  compared_ = frozen_;
+  for (size_t k = 0; k < is_compared.size(); ++k)
+    if (is_compared[k]) compared_.emplace_back(parameters_[k].name, parameters_[k].parameter);
+}
+
+/// All ranks decide alike, since they have the same records.
+std::string Reducer::find_replica_fault() {
+  if (!options_.init_sync || join_) return {};
+  const auto any = [&](auto differs) {
+    return std::any_of(records_.begin(), records_.end(), differs);
+  };
+  const ControlRecord& first = records_[0];
+  if (any([&](const ControlRecord& r) {
+        return r.sample.is_known_to_differ || r.sample.processor != first.sample.processor;
+      }))
+    return {};
+  if (!any([&](const ControlRecord& r) {
+        return r.sample.elements != first.sample.elements || r.since.writes != first.since.writes;
+      }))
+    return {};
+  const auto [parameter, rank] = compare_replicas(*group_, compared_);
+  if (parameter < 0) return {};
+  return str_cat(
+      "DDP: ", compared_[static_cast<size_t>(parameter)].first, " on rank ", rank,
+      " has other values than on rank 0; since the last reduction parameters were written ",
+      first.since.writes, " times on rank 0, ", records_[static_cast<size_t>(rank)].since.writes,
+      " times on rank ", rank,
+      "; step the optimizer, load and change parameters alike on all ranks, or on none");
 }
 
 }  // namespace lockstep::dist

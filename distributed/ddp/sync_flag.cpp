@@ -11,10 +11,9 @@ void SyncFlag::forward_starts() {
   flag_versions_ = versions_();
 }
 
-bool SyncFlag::decide() {
+bool SyncFlag::decide(bool through_forward) {
   if (forced_) return *forced_;
-  if (flag_ != Flag::unset && flag_versions_ != versions_()) flag_ = Flag::unset;
-  if (flag_ == Flag::unset) {
+  if (flag_ == Flag::unset || (!through_forward && flag_versions_ != versions_())) {
     if (!std::exchange(warned_bypass_, true))
       warn(
           "DDP: a backward reached the module's parameters without a forward through "

@@ -1,6 +1,6 @@
 // SyncFlag: which backwards of a wrapped module are synchronised. The forward decides: one inside
 // no_sync makes it local, one outside synchronised, and every backward obeys the flag as it stands
-// when it starts. The flag is unset again when a parameter changes, so that a backward without a
+// when it starts. When a parameter changes the flag holds no longer, so that a backward without a
 // forward through the wrapper is noticed.
 #pragma once
 
@@ -20,11 +20,14 @@ class SyncFlag {
   /// Enters (+1) or leaves (-1) a no_sync scope.
   void no_sync(int by) { depth_ += by; }
   bool inside_no_sync() const { return depth_ > 0; }
+  /// Whether a backward came without a forward through the wrapper: it stayed on this rank.
+  bool has_been_bypassed() const { return warned_bypass_; }
   /// While it has a value, that decides and not the forward.
   void force(std::optional<bool> synchronised) { forced_ = synchronised; }
   /// Whether a backward that starts now is synchronised; warns, once each, where the program may
-  /// not mean it.
-  bool decide();
+  /// not mean it. `through_forward`: it runs through a forward of the wrapper, so it is known even
+  /// where a parameter has changed since.
+  bool decide(bool through_forward);
 
  private:
   enum class Flag { unset, sync, local };

@@ -63,7 +63,7 @@ class Attempt {
   int code_ = 0;
   bool has_failed_ = false, stopping_ = false;
   std::vector<Failure> reached_;  // failures after a note, in the order of the ends
-  int told_by_ = 0;               // the signal that we were told to end with
+  int told_by_ = 0;               // the signal that asked the launcher to end the job
   std::optional<Clock::time_point> blame_at_, kill_at_;
 };
 
@@ -116,7 +116,7 @@ void Attempt::handle_signals() {
     } else if (!LaunchSignals::ends_the_job(*signal)) {
       signal_all(*signal);
     } else if (told_by_) {
-      signal_all(SIGKILL);  // told twice
+      signal_all(SIGKILL);  // the second request ends the job at once
     } else {
       told_by_ = *signal;
       job_.interrupted = true;
@@ -169,7 +169,7 @@ void Attempt::fail_with(const Failure& failure) {
     text += str_cat("failed with exit code ", WEXITSTATUS(status));
   if (told_by_) text += str_cat(", after ", strsignal(told_by_), " to all ranks");
   text += '\n';
-  // stderr's lines say more than stdout's, where there are any.
+  // stderr's lines are preferred, where there are any.
   const auto& outputs = rank.outputs();
   for (auto output = outputs.rbegin(); output != outputs.rend() && !told_by_; ++output) {
     const auto& lines = output->last_lines();

@@ -43,7 +43,7 @@ bool LineOutput::pump() {
 
 void LineOutput::finish() {
   if (!pipe_) return;
-  // Somebody who left the rank's group may write on for ever.
+  // A process that left the rank's group may keep the pipe open and write without end.
   int left = 0;
   ioctl(pipe_.get(), FIONREAD, &left);
   char buffer[kPiece];

@@ -1,5 +1,5 @@
 // Outlet: one of the launcher's own output streams. What cannot be written at once waits here, so
-// that somebody who has stopped reading delays output but neither signals nor deaths.
+// that a reader that has stopped delays output, and neither signals nor the reaping of ranks.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ class Outlet {
   explicit Outlet(int fd) : fd_(fd) {}
 
   int fd() const { return fd_; }
-  /// Whether something waits for the reader; who has more to say should wait too.
+  /// Whether output is queued; its sources should pause until it has been written.
   bool congested() const { return !waiting_.empty(); }
   /// Writes what can be written without waiting, and keeps the rest. When nobody reads any more it
   /// is dropped.

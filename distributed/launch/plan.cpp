@@ -37,13 +37,13 @@ std::string hex(const unsigned char* bytes, size_t n) {
   return text;
 }
 
-// A name for this launch that no other has.
+// A unique run id.
 std::string new_run_id() {
   return str_cat("lockstep-", getpid(), "-",
                  std::chrono::system_clock::now().time_since_epoch().count());
 }
 
-// A name that all nodes find by themselves (a hash of what they have in common).
+// A run id that all nodes compute alike: a hash of the options that they share.
 std::string common_run_id(const LaunchOptions& options) {
   const uint64_t hash = hash_of(str_cat(options.master_addr, ":", options.master_port));
   unsigned char bytes[sizeof hash];
@@ -64,7 +64,7 @@ std::string new_token() {
   return hex(bytes, sizeof bytes);
 }
 
-// A TCP port of the loopback that nobody listens on now.
+// A free TCP port of the loopback interface.
 int free_port() {
   const Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -74,7 +74,7 @@ int free_port() {
   auto* where = reinterpret_cast<sockaddr*>(&address);
   const bool bound = socket && bind(socket.get(), where, length) == 0 &&
                      getsockname(socket.get(), where, &length) == 0;
-  return bound ? ntohs(address.sin_port) : 29500;  // without a loopback nobody will use it
+  return bound ? ntohs(address.sin_port) : 29500;  // without a loopback interface it is not used
 }
 
 void check(const LaunchOptions& o) {
@@ -105,7 +105,7 @@ LaunchPlan make_plan(const LaunchOptions& options) {
   LaunchPlan plan;
   plan.run_id = options.run_id;
   if (plan.run_id.empty()) plan.run_id = options.nodes > 1 ? common_run_id(options) : new_run_id();
-  // A token of our own would not be the other nodes'.
+  // A token made here would be unknown to the other nodes.
   if (options.nodes == 1 && !user_has_token()) plan.token = new_token();
   plan.places = places(options.bind, options.ranks, allowed_processors());
   const int busy =

@@ -105,7 +105,7 @@ void RankProcess::open_output(LaunchJob& job, int attempt, int stream, Fd* child
       (chosen.empty() || std::find(chosen.begin(), chosen.end(), rank_) != chosen.end()) &&
       (!logged || (out ? options.show_out : options.show_err));
   const bool terminal = isatty(stream) == 1;
-  // Rank 0 keeps the terminal: a progress bar redraws its line there.
+  // Rank 0 writes to the terminal directly, so that a progress bar can redraw its line.
   if (rank_ == 0 && terminal && show && !logged) return;
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) fail_to_start("cannot make a pipe for rank ", rank_);
@@ -163,7 +163,7 @@ bool RankProcess::has_died() const {
 }
 
 int RankProcess::kill_and_reap() {
-  // While the leader is not reaped its number cannot name anybody else's group.
+  // Until the leader is reaped its process id cannot be reused, so the signal reaches this group only.
   kill(-pid_, SIGKILL);
   watchdog_.forget(pid_);
   int status = 0;

@@ -40,7 +40,7 @@ bool is_alive(const Watched& w) {
 }
 
 [[noreturn]] void watch(int socket, pid_t launcher) {
-  // Ctrl-C and a closing terminal must not end it early, and it must hold nobody's output open.
+  // Ctrl-C and a closing terminal must not end it early, and it must not keep inherited pipes open.
   setsid();
   prctl(PR_SET_NAME, "lockstep-watch");
   sigset_t all;

@@ -3,7 +3,8 @@
 // those that are left.
 //
 // The kernel vouches for the senders: a group is known by the process that announced itself as its
-// leader, and by a descriptor of that process, so nothing that a message contains can name a victim.
+// leader, and by a descriptor of that process, so the contents of a message cannot select what is
+// killed.
 #pragma once
 
 #include <sys/types.h>
