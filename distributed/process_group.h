@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -94,6 +95,7 @@ class LOCKSTEP_API Work {
   /// arrive when the time is over or a peer is lost.
   virtual void wait(Milliseconds timeout = Milliseconds(0)) = 0;
   /// Moves the rank's outstanding operations on, and says whether this one is complete (or failed).
+  /// Runs nothing that then() left.
   virtual bool is_completed() = 0;
   /// Set once the operation failed.
   virtual std::exception_ptr exception() const = 0;
@@ -102,18 +104,20 @@ class LOCKSTEP_API Work {
   virtual std::vector<Tensor> result() const = 0;
   /// Blocks the host until the result is there; the same as wait() on a CPU.
   void synchronize() { wait(); }
-  /// Runs f once on the thread that finds this work complete: before anybody's wait() returns, and
-  /// before is_completed() returns true for the first time after this call. Not when it failed.
+  /// Runs f once, in the next wait() for this work, on the thread that waits, after the operation is
+  /// complete and in the order of these calls; not when it failed. It runs nowhere else, so that what f
+  /// starts is started in the order in which the program waits, on every rank alike. What f throws is
+  /// thrown by that wait(), and what is left runs in the next one.
   void then(std::function<void()> f);
 
  protected:
-  /// Returns when all that then() left has run, here or on another thread.
+  /// What then() left; for wait() alone. Returns when all has run, here or on another thread.
   void run_then();
 
  private:
   std::atomic<bool> has_then_{false};
   std::recursive_mutex then_mutex_;  // held while they run: f may ask its own work something
-  std::vector<std::function<void()>> then_;
+  std::deque<std::function<void()>> then_;
 };
 using WorkPtr = std::shared_ptr<Work>;
 
@@ -219,8 +223,8 @@ class LOCKSTEP_API ProcessGroup {
   std::string failure_;
 };
 
-/// Starts f over many tensors of any dtypes as one collective per dtype: packed side by side, and
-/// unpacked when the returned work is waited for.
+/// One collective over many tensors of any dtypes: one per dtype, packed side by side. They are unpacked
+/// on the thread that waits for the returned work, or to which is_completed() first says true.
 LOCKSTEP_API WorkPtr all_reduce_coalesced(ProcessGroup& group, std::vector<Tensor> tensors,
                                           ReduceOp op = ReduceOp::sum,
                                           CollectiveOptions options = {});

@@ -46,7 +46,7 @@ void GlooWork::wait(Milliseconds timeout) {
 
 void GlooWork::wait_until(Clock::time_point deadline) {
   if (done()) return;
-  BlockedStoreWait blocked(*session_->setup().store, session_->blocked_in(call_));
+  BlockedStoreWait blocked(*session_->setup().store, blocked_);
   std::unique_lock lock(mutex_);
   while (!done_) {
     const auto slice =
@@ -75,7 +75,6 @@ bool GlooWork::is_completed() {
       session_->look();
     return done();
   }
-  if (!error_) run_then();
   return true;
 }
 

@@ -18,7 +18,10 @@ namespace lockstep::dist::gloo_backend {
 class GlooWork final : public Work {
  public:
   GlooWork(std::shared_ptr<Session> session, NumberedCall call)
-      : session_(std::move(session)), call_(std::move(call)), outputs_(call_.call.outputs) {}
+      : session_(std::move(session)),
+        call_(std::move(call)),
+        blocked_(session_->blocked_in(call_)),
+        outputs_(call_.call.outputs) {}
   void wait(Milliseconds timeout) override;
   bool is_completed() override;
   std::exception_ptr exception() const override;
@@ -33,7 +36,8 @@ class GlooWork final : public Work {
   void wait_until(Clock::time_point deadline);
 
   std::shared_ptr<Session> session_;
-  NumberedCall call_;
+  NumberedCall call_;  // its tensors belong to the thread that runs it
+  BlockedCall blocked_;
   std::vector<Tensor> outputs_;
   mutable std::mutex mutex_;
   std::condition_variable finished_;

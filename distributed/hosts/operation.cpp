@@ -55,7 +55,7 @@ bool HostOperation::Stage::look() {
   if (work) {
     if (!work->is_completed()) return false;
     if (const auto error = work->exception()) std::rethrow_exception(error);
-    work->wait();  // complete: it runs what then() left
+    work->wait();  // runs what then() left
   }
   return done = true;
 }
@@ -86,13 +86,8 @@ void HostOperation::wait(Milliseconds timeout) {
 bool HostOperation::is_completed() {
   engine_->check_here(name_of(call_.kind));
   engine_->advance();
-  {
-    std::lock_guard lock(engine_->mutex_);
-    if (!over_) return false;
-    if (error_) return true;
-  }
-  run_then();
-  return true;
+  std::lock_guard lock(engine_->mutex_);
+  return over_;
 }
 
 std::exception_ptr HostOperation::exception() const {

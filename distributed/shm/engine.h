@@ -38,6 +38,7 @@ class Engine {
             const std::function<void(const std::string&)>& end);
 
  private:
+  struct ListedWait;
   void inspect();
   std::chrono::nanoseconds longest_sleep();
 

@@ -290,6 +290,7 @@ class StoreServer::Loop {
     }
     switch (request->op) {
       case Op::join:
+        begin_meeting();
         if (!join_failure_.empty()) return c.answer(reply(Reply::error, join_failure_));
         if (joined_ == mine_.size) return c.answer(reply(Reply::ok));
         break;
@@ -322,6 +323,19 @@ class StoreServer::Loop {
     c.answer(data_.values(request));
     c.waiting.reset();
     return true;
+  }
+
+  // Ranks that only use a store may come and go; of those that meet, all must be there at once.
+  void begin_meeting() {
+    meets_ = true;
+    for (int r = 0; r < mine_.size; ++r)
+      if (const Seat& seat = seats_[static_cast<size_t>(r)]; seat.taken && !seat.here) fail_to_meet(r);
+  }
+  void fail_to_meet(int rank) {
+    if (!meets_ || is_over()) return;
+    finish_joins(Reply::error,
+                 str_cat("rank ", rank, " (pid ", seats_[static_cast<size_t>(rank)].pid,
+                         ") ended while the ranks met (", where_, ")"));
   }
 
   std::vector<int> missing() const {
@@ -376,9 +390,7 @@ class StoreServer::Loop {
         Seat& seat = seats_[static_cast<size_t>(c->rank)];
         seat.here = false;
         seat.lost = Clock::now();
-        if (joined_ < mine_.size && join_failure_.empty())
-          finish_joins(Reply::error, str_cat("rank ", c->rank, " (pid ", seat.pid,
-                                             ") ended while the ranks met (", where_, ")"));
+        fail_to_meet(c->rank);
       }
       c = clients_.erase(c);
     }
@@ -408,6 +420,7 @@ class StoreServer::Loop {
   std::vector<Seat> seats_;  // by rank
   size_t strangers_ = 0;
   int joined_ = 0;
+  bool meets_ = false;  // some rank waits, or has waited, for all
   std::string join_failure_;
   Clock::time_point start_ = Clock::now(), full_until_{};
   bool reported_ = false;
