@@ -4,7 +4,11 @@
 // are on both sides of what a rank may send ahead.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <functional>
+#include <thread>
+
+#include <lockstep/distributed/local.h>
 
 #include "backends.h"
 #include "texts.h"
@@ -19,7 +23,7 @@ namespace {
 struct View {
   int64_t start, step;
   Tensor of(const Tensor& buffer, int64_t n) const {
-    return buffer.as_strided({n}, {step}, start);
+    return buffer.slice(0, {start, start + (n - 1) * step + 1, step});
   }
 };
 
@@ -162,7 +166,6 @@ TEST_CASE("inputs and outputs may overlap in any way: threads") {
     run_local(size, check_all);
     run_local(size, check_refused);
   }
-  run_local(1, check_refused);
 }
 TEST_CASE("inputs and outputs may overlap in any way: ranks as processes") {
   for (const std::string& backend : backends::all())

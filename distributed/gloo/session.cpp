@@ -72,8 +72,14 @@ Session::Session(GlooSetup setup, std::shared_ptr<gloo::transport::Device> devic
       done.set_exception(std::current_exception());
     }
   });
+  BlockedStoreWait blocked(*setup_.store, being_made(setup_));
   while (connected.wait_for(Milliseconds(50)) != std::future_status::ready) {
     look();
+    try {
+      blocked.look();  // an end that it finds is in the store, where look() finds it
+    } catch (const DistError&) {
+      // Without its store the worker finds that rank 0 is gone.
+    }
     if (Clock::now() > deadline + Milliseconds(500))
       stop({Cause::late,
             str_cat("the ranks did not connect within ", setup_.join_timeout.count(), " ms")});
