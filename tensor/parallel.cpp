@@ -85,8 +85,10 @@ class Pool {
   /// Where the system allows no more threads, work is done by those that there are.
   void start_threads(int wanted) {
     try {
-      while (static_cast<int>(threads_.size()) < wanted)
-        threads_.emplace_back([this](std::stop_token stop) { serve(stop); });
+      with_signals_blocked([&] {
+        while (static_cast<int>(threads_.size()) < wanted)
+          threads_.emplace_back([this](std::stop_token stop) { serve(stop); });
+      });
     } catch (const std::system_error&) {
     }
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include <lockstep/tensor/export.h>
 
@@ -32,5 +33,9 @@ class LOCKSTEP_API LibraryThread {
 LOCKSTEP_API void count_library_threads(int by);
 /// How many other threads this process has; 1 where the system does not say.
 LOCKSTEP_API int foreign_threads();
+
+/// Runs f, on this thread, with signals blocked; threads that it starts inherit that, so they take none of
+/// the program's. What a thread does to itself (SIGSEGV, SIGABRT, ...) and SIGPROF stay as they are.
+LOCKSTEP_API void with_signals_blocked(const std::function<void()>& f);
 
 }  // namespace lockstep
