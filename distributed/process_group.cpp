@@ -119,8 +119,8 @@ bool is_own_part(CollectiveKind kind, size_t i, size_t o, size_t rank) {
   return (one_input || i == rank) && (one_output || o == rank);
 }
 
-/// Backends write outputs while they still read inputs, so an input that an output overlaps is copied
-/// first. This rank's own part may stay in place: what is written there is what was read.
+/// Backends write outputs while they still read inputs, so an input that an output overlaps is
+/// copied first. This rank's own part may stay in place: what is written there is what was read.
 void separate_inputs(Collective& call, int rank) {
   if (call.kind == CollectiveKind::all_reduce || call.kind == CollectiveKind::reduce) return;
   const NoGradGuard no_grad;

@@ -1,6 +1,6 @@
 // A pool of sleeping threads. A call queues a job and works on its blocks itself; idle pool threads
-// take blocks of it too. So several callers (ranks as threads, loader workers) share the pool without
-// waiting for one another.
+// take blocks of it too. So several callers (ranks as threads, loader workers) share the pool
+// without waiting for one another.
 #include <lockstep/tensor/parallel.h>
 
 #include <sched.h>

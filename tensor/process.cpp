@@ -1,4 +1,5 @@
-// One handler of fork() for the whole library: it gives the child another number than its parent has.
+// One handler of fork() for the whole library: it gives the child another number than its parent
+// has.
 #include <lockstep/tensor/process.h>
 
 #include <pthread.h>

@@ -1,5 +1,5 @@
-// One test on every backend whose ranks are processes: shm, gloo, and shm+gloo with the ranks split over two
-// hosts that are this one.
+// One test on every backend whose ranks are processes: shm, gloo, and shm+gloo with the ranks split
+// over two hosts that are this one.
 #pragma once
 
 #include <cstdlib>

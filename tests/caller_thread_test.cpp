@@ -1,7 +1,7 @@
-// What the library leaves behind on a thread that calls it, and in its process: nothing. The processors the
-// thread may run on, its signal mask, the floating-point environment, the locale and the handlers of all
-// signals are the same after training on a group as before; and no signal of the program ends up on a
-// thread of the library.
+// What the library leaves behind on a thread that calls it, and in its process: nothing. The
+// processors the thread may run on, its signal mask, the floating-point environment, the locale and
+// the handlers of all signals are the same after training on a group as before; and no signal of
+// the program ends up on a thread of the library.
 #include <doctest/doctest.h>
 
 #include <fenv.h>
@@ -59,8 +59,10 @@ struct Traces {
 void check_alike(const Traces& a, const Traces& b) {
   require(CPU_EQUAL(&a.cpus, &b.cpus), "other processors");
   for (int s = 1; s < NSIG; ++s)
-    require(sigismember(&a.mask, s) == sigismember(&b.mask, s), str_cat("signal ", s, " in the mask"));
-  require(a.rounding == b.rounding && a.raised_traps == b.raised_traps, "the floating-point environment");
+    require(sigismember(&a.mask, s) == sigismember(&b.mask, s),
+            str_cat("signal ", s, " in the mask"));
+  require(a.rounding == b.rounding && a.raised_traps == b.raised_traps,
+          "the floating-point environment");
   require(a.locale == b.locale, "the locale");
   require(a.handlers == b.handlers, "signal handlers: " + a.handlers + ", " + b.handlers);
 }

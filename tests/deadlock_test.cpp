@@ -1,7 +1,7 @@
-// Ranks that wait for each other in different groups. Each pair of groups must end within a moment, on
-// every rank, with an error that says who waits in which call; and what only looks like a deadlock must go on:
-// ranks that are slow, stopped, blocked in something else, that poll, or that have another thread which
-// makes the missing call.
+// Ranks that wait for each other in different groups. Each pair of groups must end within a moment,
+// on every rank, with an error that says who waits in which call; and what only looks like a
+// deadlock must go on: ranks that are slow, stopped, blocked in something else, that poll, or that
+// have another thread which makes the missing call.
 #include <doctest/doctest.h>
 
 #include <signal.h>
@@ -32,7 +32,8 @@ Group child_of(const Group& g) { return Group(g.process_group().child()); }
 
 void pause(int milliseconds) { std::this_thread::sleep_for(Milliseconds(milliseconds)); }
 
-// What each rank calls must fail, soon, with an error that names the call of every rank of the cycle.
+// What each rank calls must fail, soon, with an error that names the call of every rank of the
+// cycle.
 void deadlocks(const std::vector<std::string>& parts, const std::function<void()>& call) {
   const double begin = ranks::now();
   const std::string text = error_of<DistError>(call);
@@ -67,10 +68,11 @@ std::vector<Scene> deadlock_scenes() {
            a.all_reduce(ones({3}));
            b.all_gather(exp(ones({100000})).sum().reshape({1}));
          }
-         deadlocks({"waits in broadcast of f32 [3], root 0", "waits in all_gather of f32 [2]"}, [&] {
-           if (g.rank() == 0) return void(b.all_gather(ones({2})));
-           a.broadcast(ones({3}), 0);
-         });
+         deadlocks({"waits in broadcast of f32 [3], root 0", "waits in all_gather of f32 [2]"},
+                   [&] {
+                     if (g.rank() == 0) return void(b.all_gather(ones({2})));
+                     a.broadcast(ones({3}), 0);
+                   });
        }},
       {"one rank alone calls a collective before backward", false,
        [](const Group& g) {
@@ -106,8 +108,9 @@ std::vector<Scene> deadlock_scenes() {
       {"making a group, and a collective", false,
        [](const Group& g) {
          const Group child = child_of(g);
-         deadlocks({"rank 0 waits in", "rank 1 waits in barrier"},
-                   [&] { g.rank() == 0 ? void(g.new_group({0, 1})) : child.barrier(); });
+         deadlocks({"rank 0 waits in", "rank 1 waits in barrier"}, [&] {
+           g.rank() == 0 ? void(g.new_group({0, 1})) : child.barrier();
+         });
        }},
       {"both receive first", true,
        [](const Group& g) {
@@ -120,9 +123,8 @@ std::vector<Scene> deadlock_scenes() {
        [](const Group& g) {
          const Group child = child_of(g);
          if (g.rank() > 1) return;
-         deadlocks({"rank 0 waits in send of f32 [300000] to rank 1", "rank 1 waits in barrier"}, [&] {
-           g.rank() == 0 ? g.send(ones({300000}), 1) : child.barrier();
-         });
+         deadlocks({"rank 0 waits in send of f32 [300000] to rank 1", "rank 1 waits in barrier"},
+                   [&] { g.rank() == 0 ? g.send(ones({300000}), 1) : child.barrier(); });
        }},
   };
 }
@@ -135,7 +137,8 @@ std::vector<Scene> lookalikes() {
        [](const Group& g) {
          const Group a = child_of(g), b = child_of(g);
          if (g.rank() == 0) pause(kLong);
-         // Rank 1 waits in a for all; the last rank waits in b for rank 0 in a group that rank 1 enters later.
+         // Rank 1 waits in a for all; the last rank waits in b for rank 0 in a group that rank 1
+         // enters later.
          const WorkPtr x = a.all_reduce_async(ones({1})), y = b.all_reduce_async(ones({1}));
          g.rank() == 1 ? (x->wait(), y->wait()) : (y->wait(), x->wait());
        }},
@@ -194,7 +197,8 @@ std::vector<Scene> lookalikes() {
       {"a rank that is stopped for a while", false,
        [](const Group& g) {
          const Group a = child_of(g), b = child_of(g);
-         // While it waits in a for rank 0. That one comes, and then waits in b for the stopped rank.
+         // While it waits in a for rank 0. That one comes, and then waits in b for the stopped
+         // rank.
          if (g.backend() != "local" && g.rank() == 1 && fork() == 0) {
            usleep(600'000);
            kill(getppid(), SIGSTOP);
@@ -261,6 +265,4 @@ TEST_CASE("rank: deadlock" * doctest::skip()) {
 }
 
 TEST_CASE("what is no deadlock goes on") { run_everywhere("rank: goes on", lookalikes()); }
-TEST_CASE("rank: goes on" * doctest::skip()) {
-  run_scene(backends::join(), lookalikes(), scene());
-}
+TEST_CASE("rank: goes on" * doctest::skip()) { run_scene(backends::join(), lookalikes(), scene()); }

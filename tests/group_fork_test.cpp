@@ -1,6 +1,6 @@
-// A rank that forks while groups, a store, loader workers and threads exist. The child ends in every way, uses
-// what it must not use, or lives on when its parent dies: the parent, its group and its peers notice
-// nothing of the child, and the parent's death at once.
+// A rank that forks while groups, a store, loader workers and threads exist. The child ends in
+// every way, uses what it must not use, or lives on when its parent dies: the parent, its group and
+// its peers notice nothing of the child, and the parent's death at once.
 #include <doctest/doctest.h>
 
 #include <signal.h>
@@ -78,11 +78,13 @@ std::vector<Ends> ends() {
       {"_exit", [](auto&, auto&, auto&) { _exit(7); }, 0, 7},
       {"exec", [](auto&, auto&, auto&) { execl("/bin/true", "true", nullptr); }},
       {"killed", [](auto&, auto&, auto&) { raise(SIGKILL); }, SIGKILL},
-      {"use", [](const Group& g, Store& s, const WorkPtr& w) {
+      {"use",
+       [](const Group& g, Store& s, const WorkPtr& w) {
          use_everything(g, s, w);
          std::exit(0);
        }},
-      {"unwind", [](const Group& g, auto&, auto&) {
+      {"unwind",
+       [](const Group& g, auto&, auto&) {
          try {
            const Group own = g;
            throw 1;
@@ -90,7 +92,8 @@ std::vector<Ends> ends() {
          }
          std::exit(0);
        }},
-      {"a grandchild", [](const Group& g, Store& s, const WorkPtr& w) {
+      {"a grandchild",
+       [](const Group& g, Store& s, const WorkPtr& w) {
          const pid_t child = fork();
          if (child == 0) {
            use_everything(g, s, w);
@@ -180,7 +183,8 @@ TEST_CASE("rank: dies before its child" * doctest::skip()) {
   if (g.rank() == std::atoi(std::getenv("TEST_VICTIM"))) {
     if (fork() == 0) {
       fclose(stdout);
-      for (const double begin = ranks::now(); ranks::now() - begin < 8 * ranks::kPatience;) usleep(50'000);
+      for (const double begin = ranks::now(); ranks::now() - begin < 8 * ranks::kPatience;)
+        usleep(50'000);
       _exit(0);
     }
     raise(SIGKILL);

@@ -1,5 +1,6 @@
-// init, use, shutdown and init again in one process: any number of rounds, over every backend, with other
-// world sizes, timeouts and backends from round to round; and a round that fails does not spoil the next.
+// init, use, shutdown and init again in one process: any number of rounds, over every backend, with
+// other world sizes, timeouts and backends from round to round; and a round that fails does not
+// spoil the next.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -101,9 +102,8 @@ TEST_CASE("rank: after a failure" * doctest::skip()) {
   }
   round(backend, 3, 1);
   if (rank != 2)
-    expect(error_of<DistError>([&] {
-             init({.backend = backend, .join_timeout = Milliseconds(1200)});
-           }),
+    expect(error_of<DistError>(
+               [&] { init({.backend = backend, .join_timeout = Milliseconds(1200)}); }),
            {"rank 2", "missing"});
   else
     std::this_thread::sleep_for(Milliseconds(2600));  // longer than the others try

@@ -1,7 +1,7 @@
-// Collectives whose inputs and outputs share memory. Every rank has one buffer of known values; inputs and
-// outputs are views of it. What an output must be follows from the values that stood there before, whatever
-// lies where, and all else in the buffer must be as it was. Ranks come late in turn, and the sizes
-// are on both sides of what a rank may send ahead.
+// Collectives whose inputs and outputs share memory. Every rank has one buffer of known values;
+// inputs and outputs are views of it. What an output must be follows from the values that stood
+// there before, whatever lies where, and all else in the buffer must be as it was. Ranks come late
+// in turn, and the sizes are on both sides of what a rank may send ahead.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -128,15 +128,17 @@ void check_all(const Group& g) {
   int late = 0;
   for (const int64_t n : {int64_t{6}, int64_t{175000}})
     for (const Layout& layout : layouts(g.size(), n))
-      for (const Case& c : {Case{CollectiveKind::all_to_all, 0}, Case{CollectiveKind::all_gather, 0},
-                            Case{CollectiveKind::reduce_scatter, 0}, Case{CollectiveKind::gather, 1},
-                            Case{CollectiveKind::scatter, 1}}) {
+      for (const Case& c :
+           {Case{CollectiveKind::all_to_all, 0}, Case{CollectiveKind::all_gather, 0},
+            Case{CollectiveKind::reduce_scatter, 0}, Case{CollectiveKind::gather, 1},
+            Case{CollectiveKind::scatter, 1}}) {
         check(g, c, layout, n, late);
         late = (late + 1) % g.size();
       }
 }
 
-// Results that would overwrite each other, and what a rank alone can see, are refused before anything moves.
+// Results that would overwrite each other, and what a rank alone can see, are refused before
+// anything moves.
 void check_refused(const Group& g) {
   const auto size = static_cast<int64_t>(g.size());
   ProcessGroup& group = g.process_group();

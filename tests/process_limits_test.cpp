@@ -1,6 +1,6 @@
-// Ranks that run out of what the system allows them: an error that names the limit, on every rank and soon, and
-// nothing left behind. And what the library asks of nobody: standard descriptors that are closed, a
-// home, a writable folder, a port for a group of one.
+// Ranks that run out of what the system allows them: an error that names the limit, on every rank
+// and soon, and nothing left behind. And what the library asks of nobody: standard descriptors that
+// are closed, a home, a writable folder, a port for a group of one.
 #include <doctest/doctest.h>
 
 #include <fcntl.h>
@@ -57,12 +57,14 @@ struct Limit {
 
 std::vector<Limit> limits() {
   return {
-      {"file size", {"shm", "shm+gloo"},
+      {"file size",
+       {"shm", "shm+gloo"},
        [](bool limited) {
          if (limited) limit(RLIMIT_FSIZE, 100 << 10);
          fails({"ulimit -f"}, [] { use(backends::join()); });
        }},
-      {"file size, of an allocation", {"shm"},
+      {"file size, of an allocation",
+       {"shm"},
        [](bool limited) {
          if (limited) limit(RLIMIT_FSIZE, 64 << 20);
          const Group g = backends::join();
@@ -70,12 +72,14 @@ std::vector<Limit> limits() {
                [&] { g.process_group().allocate(size_t{65} << 20); });
          use(g);
        }},
-      {"descriptors", {"shm", "gloo", "shm+gloo"},
+      {"descriptors",
+       {"shm", "gloo", "shm+gloo"},
        [](bool limited) {
          if (limited) limit(RLIMIT_NOFILE, static_cast<rlim_t>(ranks::open_descriptors()) + 1);
          fails({limited ? "ulimit -n" : "rank 0"}, [] { use(backends::join()); });
        }},
-      {"address space", {"shm"},
+      {"address space",
+       {"shm"},
        [](bool limited) {
          if (limited) limit(RLIMIT_AS, address_space() + (1 << 20));
          fails({limited ? "ulimit -v" : "memory"}, [] { use(backends::join()); });
@@ -127,7 +131,8 @@ TEST_CASE("without threads") {
   }
 }
 
-// Rank 0 hands out memory to 40 ranks, each of which is another user than root and has few descriptors.
+// Rank 0 hands out memory to 40 ranks, each of which is another user than root and has few
+// descriptors.
 TEST_CASE("rank: many ranks" * doctest::skip()) {
   if (geteuid() == 0) require(setresuid(65534, 65534, 65534) == 0, "setresuid");
   limit(RLIMIT_NOFILE, 64);
@@ -199,7 +204,8 @@ TEST_CASE("rank: alone" * doctest::skip()) {
   }
 }
 TEST_CASE("a group of one opens no port and warns of no token") {
-  const auto ended = ranks::run_ranks(1, "rank: alone", {.variables = {{"MASTER_ADDR", "127.0.0.1"}}});
+  const auto ended =
+      ranks::run_ranks(1, "rank: alone", {.variables = {{"MASTER_ADDR", "127.0.0.1"}}});
   CHECK(ranks::failures(ended) == "");
   CHECK(!contains(ended[0].output, "TOKEN"));
 }

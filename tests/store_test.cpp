@@ -1,5 +1,5 @@
-// The TCP store: what it keeps, how long it waits, whom it lets in, and that strangers cannot hold it
-// up. Ranks that die are real processes.
+// The TCP store: what it keeps, how long it waits, whom it lets in, and that strangers cannot hold
+// it up. Ranks that die are real processes.
 #include <doctest/doctest.h>
 
 #include <arpa/inet.h>

@@ -1,5 +1,5 @@
-// Work: what then() leaves runs in wait() and nowhere else; a rank may wait in any order and on any group;
-// and what a tensor's release function does is the user's affair.
+// Work: what then() leaves runs in wait() and nowhere else; a rank may wait in any order and on any
+// group; and what a tensor's release function does is the user's affair.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -59,12 +59,15 @@ void then_may_start_more(const Group& g) {
     first.push_back(full({10 + 20000 * i}, 1.0 + i));
     second.push_back(full({30 + i}, 2.0));
     works.push_back(g.all_reduce_async(first.back()));
-    works.back()->then([&, i] { more[static_cast<size_t>(i)] = g.all_reduce_async(second[static_cast<size_t>(i)]); });
+    works.back()->then([&, i] {
+      more[static_cast<size_t>(i)] = g.all_reduce_async(second[static_cast<size_t>(i)]);
+    });
     if (g.rank() == i % g.size()) poll_until_complete(*works[0]);
   }
   for (const WorkPtr& w : works) w->wait();
   for (const WorkPtr& w : more) w->wait();
-  for (const Tensor& t : second) require(t.data<float>()[0] == 2.0f * static_cast<float>(g.size()), "second");
+  for (const Tensor& t : second)
+    require(t.data<float>()[0] == 2.0f * static_cast<float>(g.size()), "second");
 }
 
 void polled_coalesced(const Group& g) {
@@ -99,7 +102,8 @@ void waits_in_any_order(const Group& g) {
   }
 }
 
-// The last handle on an operation's tensors may be the library's. Its release function uses the group.
+// The last handle on an operation's tensors may be the library's. Its release function uses the
+// group.
 void release_uses_the_group(const Group& g) {
   int released = 0;
   for (int i = 0; i < 10; ++i) {

@@ -262,8 +262,7 @@ extern "C" LOCKSTEP_API std::shared_ptr<lockstep::dist::ProcessGroup> lockstep_g
   using namespace lockstep::dist;
   using namespace lockstep::dist::gloo_backend;
   if (setup.ranks.size() == 1) return std::make_shared<SingleGroup>();
-  return std::make_shared<GlooGroup>(
-      std::make_shared<Session>(setup, make_device(setup.address)));
+  return std::make_shared<GlooGroup>(std::make_shared<Session>(setup, make_device(setup.address)));
 }
 
 extern "C" LOCKSTEP_API uint64_t lockstep_gloo_abi() { return lockstep::dist::gloo_abi(); }

@@ -1,6 +1,6 @@
-// GlooGroup: the ProcessGroup over Gloo. Collectives run one after the other on a thread of the group,
-// since Gloo's calls block; what goes to or comes from one rank has a thread of its own, so a receive
-// holds up nothing else. Threads start with the first call that needs them.
+// GlooGroup: the ProcessGroup over Gloo. Collectives run one after the other on a thread of the
+// group, since Gloo's calls block; what goes to or comes from one rank has a thread of its own, so
+// a receive holds up nothing else. Threads start with the first call that needs them.
 #pragma once
 
 #include <atomic>

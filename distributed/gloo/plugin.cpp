@@ -51,8 +51,8 @@ std::string wait_for_member(const GlooSetup& setup, const std::string& key, Bloc
       if (std::count(setup.ranks.begin(), setup.ranks.end(), lost.rank) > 0)
         throw PeerError(lost.left ? Cause::left : Cause::died,
                         str_cat("new_group: ", lost.text(), " while the group was made"));
-    LOCKSTEP_CHECK(Clock::now() < deadline, DistError, "new_group: the ranks of group \"", setup.name,
-                   "\" did not connect within ", setup.join_timeout.count(), " ms");
+    LOCKSTEP_CHECK(Clock::now() < deadline, DistError, "new_group: the ranks of group \"",
+                   setup.name, "\" did not connect within ", setup.join_timeout.count(), " ms");
     wait.look();  // what it finds is in the store
   }
 }

@@ -1,5 +1,5 @@
-// How liblockstep.so reaches the gloo plug-in, liblockstep_gloo.so: loaded from beside liblockstep.so on first use,
-// so that the library itself does not need Gloo.
+// How liblockstep.so reaches the gloo plug-in, liblockstep_gloo.so: loaded from beside
+// liblockstep.so on first use, so that the library itself does not need Gloo.
 #pragma once
 
 #include <memory>
@@ -26,11 +26,12 @@ struct GlooSetup {
 /// the reason, or when the ranks do not meet.
 std::shared_ptr<ProcessGroup> make_gloo_group(GlooSetup setup);
 
-/// What a rank waits for that makes a group, or waits for others that do: that all members have begun.
+/// What a rank waits for that makes a group, or waits for others that do: that all members have
+/// begun.
 LOCKSTEP_API BlockedCall being_made(const GlooSetup& setup);
 
-/// Blocks until a key is there, and throws PeerError when a member of the group is gone or the group has
-/// ended before.
+/// Blocks until a key is there, and throws PeerError when a member of the group is gone or the
+/// group has ended before.
 LOCKSTEP_API std::string wait_for_member(const GlooSetup& setup, const std::string& key,
                                          BlockedStoreWait& wait, Clock::time_point deadline);
 
@@ -67,8 +68,8 @@ using GlooAbi = uint64_t (*)();
 inline constexpr const char* kGlooAbi = "lockstep_gloo_abi";
 constexpr uint64_t gloo_abi() {
   uint64_t hash = 2;  // grows when a meaning changes and no size does
-  for (const size_t size : {sizeof(GlooSetup), sizeof(Collective), sizeof(ProcessGroup), sizeof(Work),
-                            sizeof(Tensor), sizeof(Shape), sizeof(DistError)})
+  for (const size_t size : {sizeof(GlooSetup), sizeof(Collective), sizeof(ProcessGroup),
+                            sizeof(Work), sizeof(Tensor), sizeof(Shape), sizeof(DistError)})
     hash = (hash ^ size) * 0x100000001B3;
   return hash;
 }

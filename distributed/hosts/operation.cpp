@@ -11,8 +11,8 @@ namespace lockstep::dist {
 
 namespace {
 
-// The engines of this process's groups. A rank that waits in one group must advance the others' stages
-// too, or a rank that waits for those would wait for ever.
+// The engines of this process's groups. A rank that waits in one group must advance the others'
+// stages too, or a rank that waits for those would wait for ever.
 struct Engines {
   std::mutex mutex;
   std::vector<std::weak_ptr<HostEngine>> all;
@@ -217,7 +217,8 @@ void HostEngine::wait_for(HostOperation& operation, Clock::time_point deadline) 
       next_look = now + kLookEvery;
       try {
         blocked.look();  // what it finds is in the store
-        if (const auto end = group_.store->try_get(group_.name + "/end")) fail(Ending::unpacked(*end));
+        if (const auto end = group_.store->try_get(group_.name + "/end"))
+          fail(Ending::unpacked(*end));
       } catch (const DistError&) {
         // Without its store a rank notices deaths by the stages alone.
       }

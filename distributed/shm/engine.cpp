@@ -32,8 +32,8 @@ bool Engine::progress() {
   }
   if (finished.empty()) return moved;
   for (const auto& op : finished) op->take_inputs();
-  raise(
-      peers_->seat(peers_->rank()).event);  // another thread of this rank may sleep for one of them
+  wake(
+      peers_->slot(peers_->rank()).event);  // another thread of this rank may sleep for one of them
   return true;
 }
 
@@ -68,7 +68,8 @@ struct Engine::ListedWait {
 void Engine::wait(const std::function<bool()>& done, const std::function<void()>& look,
                   const std::function<Obstacle()>& obstacle,
                   const std::function<void(const std::string&)>& end) {
-  std::optional<ListedWait> blocked;  // made before the first sleep: a short wait costs nothing more
+  std::optional<ListedWait>
+      blocked;  // made before the first sleep: a short wait costs nothing more
   int polls = polls_;
   for (;;) {
     const bool moved = progress();
@@ -82,7 +83,7 @@ void Engine::wait(const std::function<bool()>& done, const std::function<void()>
       for (int i = 0; i < 8; ++i) relax();
       continue;
     }
-    Sleeper sleeper(peers_->seat(peers_->rank()).event);
+    Sleeper sleeper(peers_->slot(peers_->rank()).event);
     if (progress()) continue;
     if (done()) return;
     if (look) look();
@@ -91,7 +92,8 @@ void Engine::wait(const std::function<bool()>& done, const std::function<void()>
     {
       std::lock_guard lock(mutex_);
       inspect();
-      // Which of two threads' calls comes first is not known, so then nobody is blocked for certain.
+      // Which of two threads' calls comes first is not known, so then nobody is blocked for
+      // certain.
       const bool alone = std::all_of(waits_.begin(), waits_.end(), [&](const BlockedWait* other) {
         return other->thread() == blocked->wait.thread();
       });

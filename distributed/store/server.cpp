@@ -1,5 +1,5 @@
-// The store's poll loop. A connection is a stranger until its handshake is done; then it may send one
-// request at a time, and is read again only when it has taken the answer.
+// The store's poll loop. A connection is a stranger until its handshake is done; then it may send
+// one request at a time, and is read again only when it has taken the answer.
 #include <lockstep/distributed/store/server.h>
 
 #include <poll.h>
@@ -63,7 +63,7 @@ class StoreServer::Loop {
         id_(new_id()),
         mine_(std::move(mine)),
         where_(SocketAddress::of_socket(listener_.get()).text()),
-        seats_(static_cast<size_t>(mine_.size)) {}
+        ranks_(static_cast<size_t>(mine_.size)) {}
 
   // Without memory, or randomness, the server ends, and the clients see their connections closed.
   void run() noexcept {
@@ -112,7 +112,7 @@ class StoreServer::Loop {
   }
 
   /// What is known of a rank.
-  struct Seat {
+  struct RankState {
     bool taken = false, here = false, left = false;
     int64_t pid = 0;
     Clock::time_point lost;
@@ -123,7 +123,7 @@ class StoreServer::Loop {
     if (readers_time_ == 0) return true;
     if (!stop_at_) stop_at_ = Clock::now() + milliseconds(readers_time_);
     for (int r = 0; r < mine_.size; ++r)
-      if (r != mine_.rank && seats_[static_cast<size_t>(r)].here) return Clock::now() >= *stop_at_;
+      if (r != mine_.rank && ranks_[static_cast<size_t>(r)].here) return Clock::now() >= *stop_at_;
     return true;
   }
 
@@ -247,13 +247,14 @@ class StoreServer::Loop {
     if (!greeting->authentic) return say(handshake::Verdict::refused, "refused");
     const std::string stranger = handshake::stranger_text(hello, mine_);
     if (!stranger.empty()) return say(handshake::Verdict::refused, stranger);
-    // A process that meets its ranks again may still find the last server, and its last store the new one.
+    // A process that meets its ranks again may still find the last server, and its last store the
+    // new one.
     if (hello.main ? is_over() : hello.server != id_)
       return say(handshake::Verdict::met,
                  str_cat("the ranks that this store serves have met already",
-                         hello.rank < mine_.size && seats_[static_cast<size_t>(hello.rank)].here
+                         hello.rank < mine_.size && ranks_[static_cast<size_t>(hello.rank)].here
                              ? str_cat(", rank ", hello.rank, " (pid ",
-                                       seats_[static_cast<size_t>(hello.rank)].pid,
+                                       ranks_[static_cast<size_t>(hello.rank)].pid,
                                        ") among them: is this rank started twice?")
                              : std::string()));
     if (hello.size != mine_.size)
@@ -262,10 +263,10 @@ class StoreServer::Loop {
                          " on rank ", hello.rank));
     if (hello.rank >= mine_.size)
       return say(handshake::Verdict::rejected, str_cat("there is no rank ", hello.rank));
-    Seat& seat = seats_[static_cast<size_t>(hello.rank)];
-    if (hello.main && seat.taken)
+    RankState& state = ranks_[static_cast<size_t>(hello.rank)];
+    if (hello.main && state.taken)
       return say(handshake::Verdict::rejected,
-                 str_cat("rank ", hello.rank, " (pid ", seat.pid,
+                 str_cat("rank ", hello.rank, " (pid ", state.pid,
                          ") is there already: two processes have this rank"));
     say(handshake::Verdict::accepted, {});
     c.known = true;
@@ -278,7 +279,7 @@ class StoreServer::Loop {
       std::lock_guard lock(mutex_);
       outward_ = here.host();
     }
-    seat = {.taken = true, .here = true, .left = false, .pid = hello.pid, .lost = {}};
+    state = {.taken = true, .here = true, .left = false, .pid = hello.pid, .lost = {}};
     if (++joined_ == mine_.size) finish_joins(Reply::ok, {});
   }
 
@@ -303,7 +304,7 @@ class StoreServer::Loop {
       case Op::look_up:
         return c.answer(data_.present(*request));
       case Op::leave:
-        if (c.main) seats_[static_cast<size_t>(c.rank)].left = true;
+        if (c.main) ranks_[static_cast<size_t>(c.rank)].left = true;
         return c.answer(reply(Reply::ok));
       default:
         if (std::string answer = data_.apply(*request); request->op != Op::tell)
@@ -329,19 +330,20 @@ class StoreServer::Loop {
   void begin_meeting() {
     meets_ = true;
     for (int r = 0; r < mine_.size; ++r)
-      if (const Seat& seat = seats_[static_cast<size_t>(r)]; seat.taken && !seat.here) fail_to_meet(r);
+      if (const RankState& state = ranks_[static_cast<size_t>(r)]; state.taken && !state.here)
+        fail_to_meet(r);
   }
   void fail_to_meet(int rank) {
     if (!meets_ || is_over()) return;
     finish_joins(Reply::error,
-                 str_cat("rank ", rank, " (pid ", seats_[static_cast<size_t>(rank)].pid,
+                 str_cat("rank ", rank, " (pid ", ranks_[static_cast<size_t>(rank)].pid,
                          ") ended while the ranks met (", where_, ")"));
   }
 
   std::vector<int> missing() const {
     std::vector<int> ranks;
     for (int r = 0; r < mine_.size; ++r)
-      if (!seats_[static_cast<size_t>(r)].taken) ranks.push_back(r);
+      if (!ranks_[static_cast<size_t>(r)].taken) ranks.push_back(r);
     return ranks;
   }
 
@@ -387,9 +389,9 @@ class StoreServer::Loop {
       }
       if (!c->known) --strangers_;
       if (c->known && c->main) {
-        Seat& seat = seats_[static_cast<size_t>(c->rank)];
-        seat.here = false;
-        seat.lost = Clock::now();
+        RankState& state = ranks_[static_cast<size_t>(c->rank)];
+        state.here = false;
+        state.lost = Clock::now();
         fail_to_meet(c->rank);
       }
       c = clients_.erase(c);
@@ -399,8 +401,8 @@ class StoreServer::Loop {
   std::string lost_reply() const {
     Packer list;
     uint64_t count = 0;
-    for (size_t r = 0; r < seats_.size(); ++r) {
-      const Seat& s = seats_[r];
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      const RankState& s = ranks_[r];
       if (!s.taken || (s.here && !s.left)) continue;
       ++count;
       const auto since = s.here ? milliseconds(0)
@@ -417,7 +419,7 @@ class StoreServer::Loop {
   std::string where_;
   StoreData data_;
   std::list<Client> clients_;
-  std::vector<Seat> seats_;  // by rank
+  std::vector<RankState> ranks_;  // by rank
   size_t strangers_ = 0;
   int joined_ = 0;
   bool meets_ = false;  // some rank waits, or has waited, for all
