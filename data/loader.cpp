@@ -77,7 +77,6 @@ class OrderedWorkers {
 
   void work() {
     const LibraryThread counted;
-    const LibraryThread counted;
     set_num_threads(1);  // the workers are the parallelism
     NoGradGuard no_grad;
     std::unique_lock lock(mutex_);

@@ -74,7 +74,7 @@ class Store::Client {
   WaitBoard waits_;
 
   std::mutex tell_mutex_;
-  Fd tell_connection_;  // the connection of what has no answer, so that nothing waits behind an answer
+  Fd tell_connection_;        // of its own, so that no message waits behind an answer
   bool tell_failed_ = false;  // it could not be opened, or broke
 };
 
