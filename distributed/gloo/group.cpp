@@ -50,7 +50,7 @@ void GlooWork::wait_until(Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   while (!done_) {
     const auto slice =
-        std::clamp<Clock::duration>(deadline - Clock::now(), Milliseconds(1), Milliseconds(200));
+        std::clamp<Clock::duration>(deadline - Clock::now(), Milliseconds(1), Milliseconds(100));
     if (finished_.wait_for(lock, slice, [this] { return done_; })) break;
     lock.unlock();
     if (Clock::now() >= deadline)
@@ -94,6 +94,7 @@ void Queue::push(std::shared_ptr<GlooWork> work) {
       works_.pop_back();
       throw;
     }
+  last_ = works_.back();
   changed_.notify_all();
 }
 
@@ -108,22 +109,21 @@ void Queue::run() {
     work->run();
     lock.lock();
   }
-  over_ = true;
-  changed_.notify_all();
 }
 
-void Queue::close(const std::function<void()>& idle) {
-  std::unique_lock lock(mutex_);
-  closing_ = true;
-  changed_.notify_all();
-  if (!thread_.joinable()) return;
-  while (!changed_.wait_for(lock, Milliseconds(200), [this] { return over_; })) {
-    lock.unlock();
-    idle();
-    lock.lock();
+void Queue::close() {
+  std::shared_ptr<GlooWork> last;
+  {
+    std::lock_guard lock(mutex_);
+    last = last_.lock();
   }
-  lock.unlock();
-  thread_.join();
+  if (last) last->finish();
+  {
+    std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
 }
 
 // ---- the group ----
@@ -231,7 +231,7 @@ void GlooGroup::leave() {
     std::lock_guard lock(mutex_);
     if (destroyed_.exchange(true)) return;
   }
-  for (auto& [which, queue] : queues_) queue->close([this] { session_->look(); });
+  for (auto& [which, queue] : queues_) queue->close();
   session_->leave();
   left_ = true;
 }

@@ -30,6 +30,8 @@ class GlooWork final : public Work {
 
   /// On the group's thread.
   void run();
+  /// Blocks until it is complete or has failed.
+  void finish() { wait_until(call_.deadline); }
 
  private:
   bool done() const;
@@ -49,8 +51,8 @@ class GlooWork final : public Work {
 class Queue {
  public:
   void push(std::shared_ptr<GlooWork> work);
-  /// Ends the thread once all is done. `idle` is called now and then meanwhile.
-  void close(const std::function<void()>& idle);
+  /// Waits until all is done or has failed, and ends the thread.
+  void close();
 
  private:
   void run();
@@ -58,7 +60,8 @@ class Queue {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<GlooWork>> works_;
-  bool closing_ = false, over_ = false;
+  std::weak_ptr<GlooWork> last_;  // the newest
+  bool closing_ = false;
   std::thread thread_;
 };
 

@@ -388,13 +388,15 @@ void HostGroup::progress() {
 }
 
 // An end that this rank has found: the others of this host hear of it through shared memory, the
-// other leaders through the store. What died is named as the whole job counts.
+// other leaders through the store, which keeps the first reason. What died is named as the whole job
+// counts.
 Ending HostGroup::tell_everybody(Ending why, bool within_host) {
   // An abort is what another rank of this host has told, or what the user wanted: it is told as it
   // is.
   if (why.cause != Cause::aborted) complete_ending(why, within_host);
   try {
-    parts_.store->set_once(str_cat(parts_.leaders_name, "/end"), why.packed());
+    why = Ending::unpacked(
+        parts_.store->set_once(str_cat(parts_.leaders_name, "/end"), why.packed()));
   } catch (const DistError&) {
     // Without a store the other leaders see closed connections.
   }

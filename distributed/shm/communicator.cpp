@@ -147,7 +147,12 @@ Ending Communicator::absence(int rank) const {
   const std::string who =
       peer == rank ? str_cat("rank ", rank)
                    : str_cat("rank ", rank, " of this group, rank ", peer, " of the job,");
-  if (area_.gone(rank).load(memory_order_acquire)) return {Cause::left, str_cat(who, " has left")};
+  if (area_.gone(rank).load(memory_order_acquire)) {
+    // It may have left for a deadlock, of which the ranks in it are about to tell this group.
+    for (const int member : members_)
+      if (BlockedWait::is_condemned(engine_->peers(), member)) return {};
+    return {Cause::left, str_cat(who, " has left")};
+  }
   const std::string why = engine_->peers().lost(peer);
   return why.empty() ? Ending() : Ending{Cause::died, str_cat(who, " ", why)};
 }

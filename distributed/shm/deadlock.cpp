@@ -113,11 +113,20 @@ std::string BlockedWait::condemn(const std::vector<Seen>& cycle) const {
   return text;
 }
 
+bool BlockedWait::is_condemned(const Peers& peers, int rank) {
+  const BlockedMark& theirs = peers.slot(rank).blocked;
+  const uint64_t stamp = theirs.stamp.load(memory_order_acquire);
+  return stamp != 0 && theirs.condemned.load(memory_order_acquire) / kMostPeers == stamp;
+}
+
+std::string BlockedWait::verdict() const {
+  const uint64_t verdict = mark(peers_.rank()).condemned.load(memory_order_acquire);
+  if (stamp_ == 0 || verdict / kMostPeers != stamp_) return {};
+  return mark(static_cast<int>(verdict % kMostPeers)).finding.read();
+}
+
 std::string BlockedWait::look() {
   const Clock::time_point now = Clock::now();
-  const uint64_t verdict = mark(peers_.rank()).condemned.load(memory_order_acquire);
-  if (stamp_ != 0 && verdict / kMostPeers == stamp_)
-    return mark(static_cast<int>(verdict % kMostPeers)).finding.read();
   if (now < next_look_ || peers_.size() > kMostPeers || foreign_threads() > 0) return {};
   next_look_ = now + kLookEvery;
   publish(now);

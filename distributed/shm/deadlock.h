@@ -32,6 +32,10 @@ class BlockedWait {
   BlockedWait(const BlockedWait&) = delete;
 
   std::thread::id thread() const { return thread_; }
+  /// Whether a deadlock has been found that this rank is part of, and it has not taken notice of it.
+  static bool is_condemned(const Peers& peers, int rank);
+  /// The deadlock that another rank has found and that this wait is part of; empty when there is none.
+  std::string verdict() const;
   /// Called before each sleep: keeps this rank's mark up to date, and looks at the others'. Returns
   /// what the deadlock is that this wait is part of; empty when there is none.
   std::string look();

@@ -97,8 +97,9 @@ void Engine::wait(const std::function<bool()>& done, const std::function<void()>
       const bool alone = std::all_of(waits_.begin(), waits_.end(), [&](const BlockedWait* other) {
         return other->thread() == blocked->wait.thread();
       });
-      if (const std::string deadlock = alone ? blocked->wait.look() : ""; !deadlock.empty())
-        end(deadlock);
+      std::string deadlock = blocked->wait.verdict();
+      if (deadlock.empty() && alone) deadlock = blocked->wait.look();
+      if (!deadlock.empty()) end(deadlock);
       most = longest_sleep();
     }
     if (progress()) continue;  // what inspect() made fail

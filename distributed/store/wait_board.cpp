@@ -14,7 +14,7 @@ namespace lockstep::dist {
 
 namespace {
 
-constexpr std::chrono::milliseconds kWrittenAfter(500), kLookEvery(250);
+constexpr std::chrono::milliseconds kWrittenAfter(300), kLookEvery(200);
 
 std::string key_of(int rank) { return str_cat("blocked/", rank); }
 

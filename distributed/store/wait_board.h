@@ -1,5 +1,5 @@
 // Deadlocks between groups of ranks that share no memory; the rule is shm/deadlock.h's. A rank that
-// is blocked for half a second writes into the job's store what it waits in and how many calls of
+// is blocked for a moment writes into the job's store what it waits in and how many calls of
 // each group it has made, and from then on looks at the others' a few times a second.
 #pragma once
 
