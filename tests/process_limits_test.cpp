@@ -75,13 +75,14 @@ std::vector<Limit> limits() {
       {"descriptors",
        {"shm", "gloo", "shm+gloo"},
        [](bool limited) {
-         if (limited) limit(RLIMIT_NOFILE, static_cast<rlim_t>(ranks::open_descriptors()) + 1);
+         close_range(3, ~0U, 0);
+         if (limited) limit(RLIMIT_NOFILE, 5);
          fails({limited ? "ulimit -n" : "rank 0"}, [] { use(backends::join()); });
        }},
       {"address space",
        {"shm"},
        [](bool limited) {
-         if (limited) limit(RLIMIT_AS, address_space() + (1 << 20));
+         if (limited) limit(RLIMIT_AS, address_space() + (6 << 20));
          fails({limited ? "ulimit -v" : "memory"}, [] { use(backends::join()); });
        }},
   };
@@ -101,7 +102,7 @@ TEST_CASE("a limit is named on the rank that meets it, and the others hear of it
       if (std::count(backends::all().begin(), backends::all().end(), backend) == 0) continue;
       CAPTURE(limits()[i].name);
       CAPTURE(backend);
-      CHECK(ranks::failures(backends::run(backend, 2, "rank: limited",
+      CHECK(ranks::failures(backends::run(backend, 3, "rank: limited",
                                           {.variables = {{"TEST_LIMIT", std::to_string(i)},
                                                          {"TEST_LIMITED", "0"},
                                                          {"LOCKSTEP_JOIN_TIMEOUT", "6"}}})) == "");

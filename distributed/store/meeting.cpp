@@ -77,7 +77,8 @@ std::shared_ptr<Store> meet(const Environment& env, Milliseconds timeout) {
       own = loopback_address(own.port());
     open = client->contact(own, Milliseconds(5000), deadline + std::chrono::seconds(5), why) ==
            Store::Client::Contact::open;
-    LOCKSTEP_CHECK(open, DistError, "init: rank 0 cannot reach its own store: ", why);
+    LOCKSTEP_CHECK(open, DistError, "init: rank 0 cannot reach its own store: ", why,
+                   client->server()->trouble());
     log_info(str_cat("the store is at ", client->server()->address().text()));
   }
 

@@ -13,6 +13,7 @@
 #include <list>
 #include <mutex>
 
+#include <lockstep/distributed/limits.h>
 #include <lockstep/distributed/log.h>
 #include <lockstep/distributed/quiet_thread.h>
 #include <lockstep/distributed/shm/rendezvous.h>
@@ -88,6 +89,10 @@ class StoreServer::Loop {
     std::lock_guard lock(mutex_);
     return outward_;
   }
+  std::string trouble() {
+    std::lock_guard lock(mutex_);
+    return trouble_;
+  }
 
  private:
   static ServerId new_id() { return Unpacker(handshake::new_nonce()).number(sizeof(ServerId)); }
@@ -154,6 +159,10 @@ class StoreServer::Loop {
       c.socket = Fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!c.socket) {
         if (errno == EMFILE || errno == ENFILE) {  // no descriptor is left: not at once again
+          {
+            std::lock_guard lock(mutex_);
+            trouble_ = str_cat("; the store cannot take connections: ", error_text(errno));
+          }
           drop_oldest_stranger();
           full_until_ = Clock::now() + milliseconds(100);
         }
@@ -367,8 +376,9 @@ class StoreServer::Loop {
       const StoreRequest request = *c.waiting;
       if (request.op == Op::join) {
         // Whoever loses patience first decides for all: they would miss it next.
-        finish_joins(Reply::error,
-                     missing_text(mine_.size, missing(), milliseconds(request.amount), where_));
+        finish_joins(
+            Reply::error,
+            missing_text(mine_.size, missing(), milliseconds(request.amount), where_) + trouble());
       } else {
         c.waiting.reset();
         c.answer(reply(Reply::late, request.keys[c.present]));
@@ -431,6 +441,7 @@ class StoreServer::Loop {
   std::optional<Clock::time_point> stop_at_;
   std::mutex mutex_;
   std::string outward_;
+  std::string trouble_;  // of accepting connections
 };
 
 StoreServer::StoreServer(Fd listener, Credentials mine)
@@ -444,6 +455,7 @@ StoreServer::~StoreServer() {
 }
 
 std::string StoreServer::outward_address() const { return loop_->outward_address(); }
+std::string StoreServer::trouble() const { return loop_->trouble(); }
 void StoreServer::expect_readers(milliseconds at_most) { loop_->expect_readers(at_most); }
 
 }  // namespace lockstep::dist
