@@ -210,6 +210,11 @@ std::shared_ptr<ProcessGroup> GlooGroup::new_group(const std::vector<int>& ranks
   return make_together(setup, mine >= 0, [this](const GlooSetup& s) { return make(s); });
 }
 
+Ref<Storage> GlooGroup::allocate(size_t bytes) {
+  check_usable("allocate");
+  return ProcessGroup::allocate(bytes);
+}
+
 void GlooGroup::note(std::string_view text) {
   if (session_->is_here() && !destroyed_) session_->note(text);
 }

@@ -78,6 +78,7 @@ class GlooGroup final : public ProcessGroup {
   WorkPtr start(Collective call) override;
   std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks) override;
   std::shared_ptr<ProcessGroup> child() override;
+  Ref<Storage> allocate(size_t bytes) override;
   void note(std::string_view text) override;
   void abort(const std::string& text) override;
   void destroy() override;
