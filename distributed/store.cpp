@@ -53,7 +53,8 @@ Fd Store::Client::open(const SocketAddress& where, bool main, Milliseconds patie
   Fd socket = connect_to(where, soon, why);
   if (!socket) return {};
   char challenge[handshake::kChallengeBytes];
-  const Io heard = receive_all(socket.get(), challenge, soon);
+  const Io heard =
+      has_news(socket.get(), soon) ? receive_all(socket.get(), challenge, soon) : Io::late;
   const std::string server_nonce =
       heard == Io::done ? handshake::nonce_of({challenge, sizeof challenge}) : std::string();
   if (server_nonce.empty()) {
@@ -69,6 +70,7 @@ Fd Store::Client::open(const SocketAddress& where, bool main, Milliseconds patie
       send_all(socket.get(),
                handshake::hello_frame(mine_, main, server_id_, server_nonce, client_nonce),
                later) == Io::done &&
+      has_news(socket.get(), later) &&
       receive_frame(socket.get(), store_wire::kMostGreetingBytes, later, frame) == Io::done;
   if (!answered) {
     why = str_cat(where.text(), ": it did not answer");
@@ -149,13 +151,11 @@ void Store::Client::lose_server(Loss how) {
   fail<DistError>("store: ", gone());
 }
 
-void Store::Client::wait_for_answer(int connection, Clock::time_point deadline) {
+bool Store::Client::has_news(int connection, Clock::time_point deadline) const {
   for (;;) {
-    pollfd answer{connection, POLLIN, 0};
-    if (poll(&answer, 1, std::min(200, milliseconds_until(deadline))) > 0) return;
-    if (Clock::now() >= deadline) lose_server(Loss::silent);
-    const std::string over = gone();
-    LOCKSTEP_CHECK(over.empty(), DistError, "store: ", over);
+    pollfd news{connection, POLLIN, 0};
+    if (poll(&news, 1, std::min(200, milliseconds_until(deadline))) > 0) return true;
+    if (Clock::now() >= deadline || !gone().empty()) return false;
   }
 }
 
@@ -177,7 +177,7 @@ Store::Client::Answer Store::Client::ask(StoreRequest request) {
   std::string answer;
   Io moved = send_all(connection.get(), frame, deadline);
   // The server's last message may be there even when sending fails.
-  if (moved == Io::done) wait_for_answer(connection.get(), deadline);
+  if (moved == Io::done && !has_news(connection.get(), deadline)) lose_server(Loss::silent);
   if (moved != Io::late)
     moved = receive_frame(connection.get(), store_wire::kMostReplyBytes, deadline, answer);
   if (moved == Io::late) lose_server(Loss::silent);

@@ -56,9 +56,9 @@ class Store::Client {
   enum class Loss { none, left, died, silent };
   [[noreturn]] void lose_server(Loss how);
 
-  /// Blocks until the connection has something to read. Throws when the server is gone, which
-  /// another call may have found, or does not answer by the deadline.
-  void wait_for_answer(int connection, Clock::time_point deadline);
+  /// Blocks until the connection has something to read; false when the deadline has passed or
+  /// another call has found that the server is gone.
+  bool has_news(int connection, Clock::time_point deadline) const;
 
   const Origin origin_;
   Credentials mine_;
