@@ -27,7 +27,9 @@ class OrderedWorkers {
   OrderedWorkers(int64_t jobs, int threads, int64_t ahead, Job job)
       : jobs_(jobs), job_(std::move(job)), slots_(static_cast<size_t>(ahead)) {
     try {
-      for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+      with_signals_blocked([&] {
+        for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+      });
     } catch (const std::exception& e) {
       stop();
       fail<Error>("Loader: cannot start worker thread ", threads_.size(), " of ", threads, ": ",

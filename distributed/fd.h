@@ -21,8 +21,9 @@ class Fd {
   explicit operator bool() const { return fd_ >= 0; }
   void reset();
 
-  /// Forked children of this process get another file under its number: they would keep a connection
-  /// open that the process's end must close. (Children that call exec are served by O_CLOEXEC.)
+  /// Forked children of this process get another file under its number: they would keep a
+  /// connection open that the process's end must close. (Children that call exec are served by
+  /// O_CLOEXEC.)
   Fd& keep_from_children();
 
  private:

@@ -1,4 +1,4 @@
-// The local backend: a hub in plain memory stands for what sockets do between processes.
+// The local backend: ranks are threads, and a hub in plain memory takes the place of sockets.
 #include <lockstep/distributed/local.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ class LocalPeers final : public Peers {
  public:
   LocalPeers(int rank, int size, std::shared_ptr<Segment> first, std::shared_ptr<Hub> hub)
       : Peers(rank, size, std::move(first)), hub_(std::move(hub)) {
-    sit_down(0);
+    fill_slot(0);
   }
 
   std::string lost(int rank) override {
@@ -83,7 +83,7 @@ class LocalPeers final : public Peers {
       }
       hub_->shared.notify_all();
     }
-    raise_others();
+    wake_others();
   }
 
  private:
@@ -157,8 +157,7 @@ void run_local(int world_size, const std::function<void(Group)>& f, LocalOptions
         run_rank(std::move(mine), f, options);
       });
   } catch (const std::system_error&) {
-    missing = thread_limit_text(
-        str_cat("the thread of rank ", threads.size(), " of ", world_size));
+    missing = thread_limit_text(str_cat("the thread of rank ", threads.size(), " of ", world_size));
   }
   all_there.set_value(missing.empty());
   {

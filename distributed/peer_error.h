@@ -1,5 +1,5 @@
-// PeerError: a DistError for which another rank is the reason, or one that a group ended with. What a
-// program or the library decides by is the cause; the text is for people.
+// PeerError: a DistError for which another rank is the reason, or one that a group ended with. What
+// a program or the library decides by is the cause; the text is for people.
 #pragma once
 
 #include <string>

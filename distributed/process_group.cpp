@@ -57,7 +57,11 @@ void Work::then(std::function<void()> f) {
 void Work::run_then() {
   if (!has_then_.load(std::memory_order_acquire)) return;
   std::lock_guard lock(then_mutex_);
-  for (auto& f : std::exchange(then_, {})) f();
+  while (!then_.empty()) {
+    const auto f = std::move(then_.front());
+    then_.pop_front();
+    f();
+  }
   has_then_.store(false, std::memory_order_release);
 }
 
@@ -92,19 +96,20 @@ void check_alike(CollectiveKind kind, const Tensor& t, const Tensor& model, bool
                  t.shape());
 }
 
+void check_apart(std::string_view call, std::string_view what, const std::vector<Tensor>& tensors) {
+  LOCKSTEP_CHECK(tensors.size() < 2 || !share_elements(tensors), ValueError, call, ": two ", what,
+                 " share memory, so one result would overwrite the other; pass tensors that do not "
+                 "overlap");
+}
+
 /// What every start() may rely on.
 void check(const Collective& call) {
   const bool shapes = call.kind != CollectiveKind::all_to_all;
   for (const Tensor& t : call.inputs) check_alike(call.kind, t, call.model(), shapes);
   for (const Tensor& t : call.outputs) check_alike(call.kind, t, call.model(), shapes);
-  for (const Tensor& t : call.outputs) {
-    check_writable(call.kind, t);
-    t.storage().bump_version();  // saved copies notice
-  }
-  LOCKSTEP_CHECK(call.outputs.size() < 2 || !share_elements(call.outputs), ValueError,
-                 name_of(call.kind),
-                 ": two outputs share memory, so one result would overwrite the other; pass tensors "
-                 "that do not overlap");
+  for (const Tensor& t : call.outputs) check_writable(call.kind, t);
+  check_apart(name_of(call.kind), "outputs", call.outputs);
+  for (const Tensor& t : call.outputs) t.storage().bump_version();  // saved copies notice
 }
 
 /// Whether input i and output o are the part that this rank gives to itself.
@@ -114,8 +119,8 @@ bool is_own_part(CollectiveKind kind, size_t i, size_t o, size_t rank) {
   return (one_input || i == rank) && (one_output || o == rank);
 }
 
-/// Backends write outputs while they still read inputs, so an input that an output overlaps is copied
-/// first. This rank's own part may stay in place: what is written there is what was read.
+/// Backends write outputs while they still read inputs, so an input that an output overlaps is
+/// copied first. This rank's own part may stay in place: what is written there is what was read.
 void separate_inputs(Collective& call, int rank) {
   if (call.kind == CollectiveKind::all_reduce || call.kind == CollectiveKind::reduce) return;
   const NoGradGuard no_grad;
@@ -341,16 +346,17 @@ namespace {
 /// The works of several collectives as one.
 class ManyWorks final : public Work {
  public:
-  explicit ManyWorks(std::vector<WorkPtr> works, std::vector<Tensor> tensors)
-      : works_(std::move(works)), tensors_(std::move(tensors)) {}
+  ManyWorks(std::vector<WorkPtr> works, std::vector<Tensor> tensors, std::function<void()> unpack)
+      : works_(std::move(works)), tensors_(std::move(tensors)), unpack_(std::move(unpack)) {}
   void wait(Milliseconds timeout) override {
     for (const WorkPtr& w : works_) w->wait(timeout);
+    std::call_once(unpacked_, unpack_);
     run_then();
   }
   bool is_completed() override {
     for (const WorkPtr& w : works_)
       if (!w->is_completed()) return false;
-    if (!exception()) run_then();
+    if (!exception()) std::call_once(unpacked_, unpack_);
     return true;
   }
   std::exception_ptr exception() const override {
@@ -366,12 +372,19 @@ class ManyWorks final : public Work {
  private:
   std::vector<WorkPtr> works_;
   std::vector<Tensor> tensors_;
+  std::once_flag unpacked_;
+  std::function<void()> unpack_;
 };
 
 /// One collective per dtype, over the tensors packed side by side.
 template <class Start>
 WorkPtr coalesced(std::vector<Tensor> tensors, Start start) {
   NoGradGuard guard;
+  struct Packed {
+    std::vector<Tensor> parts;
+    Tensor whole;  // [all elements]
+  };
+  std::vector<Packed> packs;
   std::vector<WorkPtr> works;
   std::vector<bool> taken(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -383,19 +396,19 @@ WorkPtr coalesced(std::vector<Tensor> tensors, Start start) {
         alike.push_back(tensors[j].detach());
         flat.push_back(tensors[j].detach().reshape({-1}));
       }
-    Tensor packed = cat(flat);  // [all elements]
-    works.push_back(start(packed));
-    works.back()->then([alike, packed] {
-      NoGradGuard no_grad;
+    packs.push_back({std::move(alike), cat(flat)});
+    works.push_back(start(packs.back().whole));
+  }
+  return std::make_shared<ManyWorks>(std::move(works), std::move(tensors), [packs] {
+    NoGradGuard no_grad;
+    for (const Packed& p : packs) {
       int64_t at = 0;
-      for (const Tensor& t : alike) {
-        Tensor target = t;
-        target.copy_(packed.narrow(0, at, t.numel()).reshape(t.shape()));
+      for (Tensor t : p.parts) {
+        t.copy_(p.whole.narrow(0, at, t.numel()).reshape(t.shape()));
         at += t.numel();
       }
-    });
-  }
-  return std::make_shared<ManyWorks>(std::move(works), std::move(tensors));
+    }
+  });
 }
 
 }  // namespace
@@ -403,6 +416,7 @@ WorkPtr coalesced(std::vector<Tensor> tensors, Start start) {
 WorkPtr all_reduce_coalesced(ProcessGroup& group, std::vector<Tensor> tensors, ReduceOp op,
                              CollectiveOptions options) {
   for (const Tensor& t : tensors) check_writable(CollectiveKind::all_reduce, t);
+  check_apart("all_reduce_coalesced", "tensors", tensors);
   return coalesced(std::move(tensors),
                    [&](const Tensor& packed) { return group.all_reduce(packed, op, options); });
 }
@@ -410,6 +424,7 @@ WorkPtr all_reduce_coalesced(ProcessGroup& group, std::vector<Tensor> tensors, R
 WorkPtr broadcast_coalesced(ProcessGroup& group, std::vector<Tensor> tensors, int root,
                             CollectiveOptions options) {
   for (const Tensor& t : tensors) check_writable(CollectiveKind::broadcast, t);
+  check_apart("broadcast_coalesced", "tensors", tensors);
   return coalesced(std::move(tensors),
                    [&](const Tensor& packed) { return group.broadcast(packed, root, options); });
 }

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -45,7 +46,7 @@ LOCKSTEP_API std::string describe(CollectiveKind kind, ReduceOp reduce, DType dt
 
 using Milliseconds = std::chrono::milliseconds;
 inline constexpr size_t kRecordBytes = 64 << 10;  // of post()
-inline constexpr size_t kNoteBytes = 63;           // of note()
+inline constexpr size_t kNoteBytes = 63;          // of note()
 
 struct CollectiveOptions {
   Milliseconds timeout{0};  // 0: the group's default (30 minutes)
@@ -66,8 +67,8 @@ struct CollectiveOptions {
 ///   send, recv       inputs {t}; outputs {t}. They match by pair of ranks, in order
 ///   barrier          nothing
 ///
-/// Tensors may be strided, empty or 0-d. All have one dtype. Outputs overlap neither themselves nor each
-/// other, and inputs in one case only: this rank's own part, which an all_to_all, all_gather,
+/// Tensors may be strided, empty or 0-d. All have one dtype. Outputs overlap neither themselves nor
+/// each other, and inputs in one case only: this rank's own part, which an all_to_all, all_gather,
 /// reduce_scatter, gather or scatter moves from an input to an output, may be one view for both.
 struct LOCKSTEP_API Collective {
   CollectiveKind kind = CollectiveKind::barrier;
@@ -94,6 +95,7 @@ class LOCKSTEP_API Work {
   /// arrive when the time is over or a peer is lost.
   virtual void wait(Milliseconds timeout = Milliseconds(0)) = 0;
   /// Moves the rank's outstanding operations on, and says whether this one is complete (or failed).
+  /// Runs nothing that then() left.
   virtual bool is_completed() = 0;
   /// Set once the operation failed.
   virtual std::exception_ptr exception() const = 0;
@@ -102,26 +104,29 @@ class LOCKSTEP_API Work {
   virtual std::vector<Tensor> result() const = 0;
   /// Blocks the host until the result is there; the same as wait() on a CPU.
   void synchronize() { wait(); }
-  /// Runs f once on the thread that finds this work complete: before anybody's wait() returns, and
-  /// before is_completed() returns true for the first time after this call. Not when it failed.
+  /// Runs f once, in the next wait() for this work, on the thread that waits, after the operation
+  /// is complete and in the order of these calls; not when it failed. It runs nowhere else, so that
+  /// what f starts is started in the order in which the program waits, on every rank alike. What f
+  /// throws is thrown by that wait(), and what is left runs in the next one.
   void then(std::function<void()> f);
 
  protected:
-  /// Returns when all that then() left has run, here or on another thread.
+  /// What then() left; for wait() alone. Returns when all has run, here or on another thread.
   void run_then();
 
  private:
   std::atomic<bool> has_then_{false};
   std::recursive_mutex then_mutex_;  // held while they run: f may ask its own work something
-  std::vector<std::function<void()>> then_;
+  std::deque<std::function<void()>> then_;
 };
 using WorkPtr = std::shared_ptr<Work>;
 
 /// All ranks must call the same collectives in the same order. Results are bitwise equal on all
-/// ranks and from run to run. Arguments that make no sense throw ShapeError, DTypeError, DeviceError
-/// or ValueError on the caller, at once; so does what a backend lacks (DistError). Outputs may overlap
-/// inputs in any way, and not each other (ValueError). In a forked child every call but those of a
-/// group of one is a DistError, and nothing that the child does reaches the other ranks.
+/// ranks and from run to run. Arguments that make no sense throw ShapeError, DTypeError,
+/// DeviceError or ValueError on the caller, at once; so does what a backend lacks (DistError).
+/// Outputs may overlap inputs in any way, and not each other (ValueError). In a forked child every
+/// call but those of a group of one is a DistError, and nothing that the child does reaches the
+/// other ranks.
 class LOCKSTEP_API ProcessGroup {
  public:
   virtual ~ProcessGroup() = default;
@@ -137,7 +142,8 @@ class LOCKSTEP_API ProcessGroup {
   WorkPtr reduce(Tensor t, int root, ReduceOp op = ReduceOp::sum, CollectiveOptions options = {});
   /// outputs: one per rank, of input's shape.
   WorkPtr all_gather(std::vector<Tensor> outputs, Tensor input, CollectiveOptions options = {});
-  /// output: [size, ...input's shape], or input's shape with size times as many rows; in rank order.
+  /// output: [size, ...input's shape], or input's shape with size times as many rows; in rank
+  /// order.
   WorkPtr all_gather(Tensor output, Tensor input, CollectiveOptions options = {});
   /// output becomes the reduction of what all ranks give as inputs[this rank].
   WorkPtr reduce_scatter(Tensor output, std::vector<Tensor> inputs, ReduceOp op = ReduceOp::sum,
@@ -219,8 +225,9 @@ class LOCKSTEP_API ProcessGroup {
   std::string failure_;
 };
 
-/// Starts f over many tensors of any dtypes as one collective per dtype: packed side by side, and
-/// unpacked when the returned work is waited for.
+/// One collective over many tensors of any dtypes: one per dtype, packed side by side. They are
+/// unpacked on the thread that waits for the returned work, or to which is_completed() first says
+/// true.
 LOCKSTEP_API WorkPtr all_reduce_coalesced(ProcessGroup& group, std::vector<Tensor> tensors,
                                           ReduceOp op = ReduceOp::sum,
                                           CollectiveOptions options = {});

@@ -2,7 +2,6 @@
 // SIGPIPE, and the program's handlers are for the program's threads.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -13,9 +12,6 @@
 #include <lockstep/tensor/process.h>
 
 namespace lockstep::dist {
-
-/// Runs f, on this thread, with all signals blocked; threads that it starts inherit that.
-LOCKSTEP_API void with_signals_blocked(const std::function<void()>& f);
 
 /// Throws DistError where the system allows no further thread; `what` names it.
 template <class F>

@@ -1,5 +1,5 @@
 // SingleGroup: the group of one rank. Every collective is complete when it is called, so programs
-// need no case of their own for one rank.
+// need no special case for one rank.
 #pragma once
 
 #include <lockstep/distributed/children.h>

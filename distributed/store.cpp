@@ -47,13 +47,14 @@ bool Store::Client::serve(const SocketAddress& where) {
 }
 
 Fd Store::Client::open(const SocketAddress& where, bool main, Milliseconds patience,
-                       Clock::time_point deadline, std::string& why, Knock& how) {
-  how = Knock::closed;
+                       Clock::time_point deadline, std::string& why, Contact& how) {
+  how = Contact::closed;
   const Clock::time_point soon = std::min(deadline, Clock::now() + patience);
   Fd socket = connect_to(where, soon, why);
   if (!socket) return {};
   char challenge[handshake::kChallengeBytes];
-  const Io heard = receive_all(socket.get(), challenge, soon);
+  const Io heard =
+      has_news(socket.get(), soon) ? receive_all(socket.get(), challenge, soon) : Io::late;
   const std::string server_nonce =
       heard == Io::done ? handshake::nonce_of({challenge, sizeof challenge}) : std::string();
   if (server_nonce.empty()) {
@@ -67,7 +68,9 @@ Fd Store::Client::open(const SocketAddress& where, bool main, Milliseconds patie
   std::string frame;
   const bool answered =
       send_all(socket.get(),
-               handshake::hello_frame(mine_, main, server_id_, server_nonce, client_nonce), later) == Io::done &&
+               handshake::hello_frame(mine_, main, server_id_, server_nonce, client_nonce),
+               later) == Io::done &&
+      has_news(socket.get(), later) &&
       receive_frame(socket.get(), store_wire::kMostGreetingBytes, later, frame) == Io::done;
   if (!answered) {
     why = str_cat(where.text(), ": it did not answer");
@@ -82,20 +85,20 @@ Fd Store::Client::open(const SocketAddress& where, bool main, Milliseconds patie
   LOCKSTEP_CHECK(answer.verdict != handshake::Verdict::rejected, DistError, "init: ", answer.text,
                  " (", where.text(), ")");
   why = str_cat(where.text(), ": ", answer.text);
-  how = answer.verdict == handshake::Verdict::met ? Knock::met : Knock::refused;
+  how = answer.verdict == handshake::Verdict::met ? Contact::met : Contact::refused;
   return {};
 }
 
-Store::Client::Knock Store::Client::knock(const SocketAddress& where, Milliseconds patience,
-                                          Clock::time_point deadline, std::string& why) {
-  Knock how;
+Store::Client::Contact Store::Client::contact(const SocketAddress& where, Milliseconds patience,
+                                              Clock::time_point deadline, std::string& why) {
+  Contact how;
   Fd socket = open(where, true, patience, deadline, why, how);
   if (!socket) return how;
   server_address_ = where;
   local_address_ = SocketAddress::of_socket(socket.get());
   main_ = socket.get();
   idle_.push_back(std::move(socket));
-  return Knock::open;
+  return Contact::open;
 }
 
 Fd Store::Client::take_connection(Clock::time_point deadline) {
@@ -110,9 +113,9 @@ Fd Store::Client::take_connection(Clock::time_point deadline) {
   const std::string over = gone();
   LOCKSTEP_CHECK(over.empty(), DistError, "store: ", over);
   std::string why;
-  Knock how;
+  Contact how;
   Fd one_more = open(server_address_, false, std::chrono::seconds(5), deadline, why, how);
-  LOCKSTEP_CHECK(one_more || how == Knock::closed, DistError,
+  LOCKSTEP_CHECK(one_more || how == Contact::closed, DistError,
                  "store: cannot connect once more: ", why);
   if (!one_more) lose_server(Loss::silent);
   return one_more;
@@ -148,13 +151,11 @@ void Store::Client::lose_server(Loss how) {
   fail<DistError>("store: ", gone());
 }
 
-void Store::Client::wait_for_answer(int connection, Clock::time_point deadline) {
+bool Store::Client::has_news(int connection, Clock::time_point deadline) const {
   for (;;) {
-    pollfd answer{connection, POLLIN, 0};
-    if (poll(&answer, 1, std::min(200, milliseconds_until(deadline))) > 0) return;
-    if (Clock::now() >= deadline) lose_server(Loss::silent);
-    const std::string over = gone();
-    LOCKSTEP_CHECK(over.empty(), DistError, "store: ", over);
+    pollfd news{connection, POLLIN, 0};
+    if (poll(&news, 1, std::min(200, milliseconds_until(deadline))) > 0) return true;
+    if (Clock::now() >= deadline || !gone().empty()) return false;
   }
 }
 
@@ -175,8 +176,8 @@ Store::Client::Answer Store::Client::ask(StoreRequest request) {
   Fd connection = take_connection(deadline);
   std::string answer;
   Io moved = send_all(connection.get(), frame, deadline);
-  // A goodbye may lie there even when sending fails.
-  if (moved == Io::done) wait_for_answer(connection.get(), deadline);
+  // The server's last message may be there even when sending fails.
+  if (moved == Io::done && !has_news(connection.get(), deadline)) lose_server(Loss::silent);
   if (moved != Io::late)
     moved = receive_frame(connection.get(), store_wire::kMostReplyBytes, deadline, answer);
   if (moved == Io::late) lose_server(Loss::silent);
@@ -194,22 +195,24 @@ void Store::Client::tell(const StoreRequest& request) {
   constexpr auto kPatience = std::chrono::seconds(1);
   check_here(origin_, "store");
   std::lock_guard lock(tell_mutex_);
-  if (deaf_) return;
-  if (!told_ && gone().empty()) try {
+  if (tell_failed_) return;
+  if (!tell_connection_ && gone().empty()) try {
       std::string why;
-      Knock how;
-      told_ = open(server_address_, false, kPatience, Clock::now() + kPatience, why, how);
+      Contact how;
+      tell_connection_ =
+          open(server_address_, false, kPatience, Clock::now() + kPatience, why, how);
     } catch (const DistError&) {
       // It is rejected now; the same as refused.
     }
   const std::string frame = request_frame(request);
-  const ssize_t sent =
-      told_ ? send(told_.get(), frame.data(), frame.size(), MSG_DONTWAIT | MSG_NOSIGNAL) : 0;
+  const ssize_t sent = tell_connection_ ? send(tell_connection_.get(), frame.data(), frame.size(),
+                                               MSG_DONTWAIT | MSG_NOSIGNAL)
+                                        : 0;
   if (sent == static_cast<ssize_t>(frame.size())) return;
   if (sent < 0 && (errno == EAGAIN || errno == EINTR)) return;  // the next one may fit again
   // Broken, or half a message is under way, which no other can follow.
-  told_.reset();
-  deaf_ = true;
+  tell_connection_.reset();
+  tell_failed_ = true;
 }
 
 Store::Client::~Client() {
@@ -263,9 +266,9 @@ Store::Store(const StoreOptions& options)
   std::string why;
   for (;;) {
     const auto patience = std::max(Milliseconds(milliseconds_until(deadline)), Milliseconds(1));
-    const Client::Knock knock = client_->knock(where, patience, deadline, why);
-    if (knock == Client::Knock::open) return;
-    LOCKSTEP_CHECK(knock != Client::Knock::refused, DistError, "store: ", why);
+    const Client::Contact result = client_->contact(where, patience, deadline, why);
+    if (result == Client::Contact::open) return;
+    LOCKSTEP_CHECK(result != Client::Contact::refused, DistError, "store: ", why);
     LOCKSTEP_CHECK(Clock::now() < deadline, DistError, "store: no connection within ",
                    seconds(options.timeout), ": ", why);
     std::this_thread::sleep_for(Milliseconds(std::min(20, milliseconds_until(deadline))));

@@ -1,6 +1,6 @@
 // Store: a few small values that all processes of a job share, over TCP. Rank 0 keeps them; who is
-// let in must know the job's token (store/handshake.h). Ranks meet through it, and backends exchange
-// addresses, the reasons of errors and who is gone.
+// let in must know the job's token (store/handshake.h). Ranks meet through it, and backends
+// exchange addresses, the reasons of errors and who is gone.
 //
 //   auto store = dist::meet(environment, timeout);      // one per job; or a Store of your own
 //   store->set("address/3", "10.0.0.3:4711");
@@ -30,9 +30,9 @@ struct StoreOptions {
   Milliseconds timeout = std::chrono::seconds(60);  // of connecting, and of calls that name none
 };
 
-/// Keys have at most 1 KiB, values 1 MiB, all together 64 MiB. Calls are thread-safe, and each has its
-/// own deadline. They throw DistError with the address and the key when the time is over, when the
-/// server is gone, and when a limit is passed; and in a forked child, always.
+/// Keys have at most 1 KiB, values 1 MiB, all together 64 MiB. Calls are thread-safe, and each has
+/// its own deadline. They throw DistError with the address and the key when the time is over, when
+/// the server is gone, and when a limit is passed; and in a forked child, always.
 class LOCKSTEP_API Store {
  public:
   /// Rank 0 serves and connects to itself; the others connect, and try again until the timeout.
@@ -87,7 +87,8 @@ class LOCKSTEP_API Store {
     /// answer: ...".
     std::string text() const;
   };
-  /// Those that are gone, by rank. Without its server it is rank 0 that is gone, and nothing is thrown.
+  /// Those that are gone, by rank. Without its server it is rank 0 that is gone, and nothing is
+  /// thrown.
   std::vector<Lost> lost();
 
   /// Where ranks that are blocked in collectives look for deadlocks (store/wait_board.h).
@@ -107,8 +108,8 @@ class LOCKSTEP_API Store {
 
 /// Meets all ranks of the environment over TCP and returns their store. Rank 0 takes the first free
 /// port of MASTER_PORT (29500 where it is unset) .. MASTER_PORT + 16; the others try these until a
-/// handshake fits, past whatever else listens there. On one host it is loopback alone; otherwise the
-/// interface that reaches MASTER_ADDR. The token is LOCKSTEP_TOKEN; without one rank 0 warns.
+/// handshake fits, past whatever else listens there. On one host it is loopback alone; otherwise
+/// the interface that reaches MASTER_ADDR. The token is LOCKSTEP_TOKEN; without one rank 0 warns.
 /// Throws DistError, on every rank that waits, when some are missing at the deadline.
 LOCKSTEP_API std::shared_ptr<Store> meet(const Environment& env, Milliseconds timeout);
 

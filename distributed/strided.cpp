@@ -13,7 +13,9 @@ bool has_overlap(const Tensor& t) {
 }
 
 StridedBytes::StridedBytes(const Tensor& t)
-    : data_(static_cast<std::byte*>(t.data_ptr())), element_(size_of(t.dtype())), numel_(t.numel()) {
+    : data_(static_cast<std::byte*>(t.data_ptr())),
+      element_(size_of(t.dtype())),
+      numel_(t.numel()) {
   const auto width = static_cast<int64_t>(element_);
   for (int i = 0; i < t.dim(); ++i) {
     if (t.shape()[i] == 1) continue;

@@ -1,6 +1,6 @@
 // A pool of sleeping threads. A call queues a job and works on its blocks itself; idle pool threads
-// take blocks of it too. So several callers (ranks as threads, loader workers) share the pool without
-// waiting for one another.
+// take blocks of it too. So several callers (ranks as threads, loader workers) share the pool
+// without waiting for one another.
 #include <lockstep/tensor/parallel.h>
 
 #include <sched.h>
@@ -85,8 +85,10 @@ class Pool {
   /// Where the system allows no more threads, work is done by those that there are.
   void start_threads(int wanted) {
     try {
-      while (static_cast<int>(threads_.size()) < wanted)
-        threads_.emplace_back([this](std::stop_token stop) { serve(stop); });
+      with_signals_blocked([&] {
+        while (static_cast<int>(threads_.size()) < wanted)
+          threads_.emplace_back([this](std::stop_token stop) { serve(stop); });
+      });
     } catch (const std::system_error&) {
     }
   }

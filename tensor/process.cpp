@@ -1,7 +1,9 @@
-// One handler of fork() for the whole library: it gives the child another number than its parent has.
+// One handler of fork() for the whole library: it gives the child another number than its parent
+// has.
 #include <lockstep/tensor/process.h>
 
 #include <pthread.h>
+#include <signal.h>
 #include <sys/stat.h>
 
 #include <atomic>
@@ -37,6 +39,21 @@ int foreign_threads() {
   // The folder of threads has a link from each, and the usual two.
   if (stat("/proc/self/task", &threads) != 0 || threads.st_nlink < 3) return 1;
   return static_cast<int>(threads.st_nlink) - 2 - library_threads.load(std::memory_order_relaxed);
+}
+
+void with_signals_blocked(const std::function<void()>& f) {
+  struct Blocked {
+    sigset_t before;
+    Blocked() {
+      sigset_t taken;
+      sigfillset(&taken);
+      for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT, SIGPROF})
+        sigdelset(&taken, own);
+      pthread_sigmask(SIG_BLOCK, &taken, &before);
+    }
+    ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+  } const blocked;
+  f();
 }
 
 }  // namespace lockstep

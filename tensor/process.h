@@ -1,9 +1,10 @@
-// What the library knows of its process. After fork() the child holds copies of its parent's objects, but
-// neither its threads nor its place among the ranks: an Origin tells an object whether it still is in
-// the process that made it. And how many threads there are beside the library's own.
+// What the library knows of its process. After fork() the child holds copies of its parent's
+// objects, but neither its threads nor its place among the ranks: an Origin tells an object whether
+// it still is in the process that made it. And how many threads there are beside the library's own.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include <lockstep/tensor/export.h>
 
@@ -20,8 +21,8 @@ class LOCKSTEP_API Origin {
   uint64_t process_;
 };
 
-/// Counts the calling thread as one that starts no work of its own while this lives: a thread of the
-/// library, or a thread that is blocked in one of its calls. May be nested.
+/// Counts the calling thread as one that starts no work of its own while this lives: a thread of
+/// the library, or a thread that is blocked in one of its calls. May be nested.
 class LOCKSTEP_API LibraryThread {
  public:
   LibraryThread();
@@ -32,5 +33,10 @@ class LOCKSTEP_API LibraryThread {
 LOCKSTEP_API void count_library_threads(int by);
 /// How many other threads this process has; 1 where the system does not say.
 LOCKSTEP_API int foreign_threads();
+
+/// Runs f, on this thread, with signals blocked; threads that it starts inherit that, so they take
+/// none of the program's. What a thread does to itself (SIGSEGV, SIGABRT, ...) and SIGPROF stay as
+/// they are.
+LOCKSTEP_API void with_signals_blocked(const std::function<void()>& f);
 
 }  // namespace lockstep

@@ -52,7 +52,7 @@ void check_records(const Group& g) {
       for (const std::byte b : theirs) require(b == std::byte(epoch + 3 * r), "collect: content");
     }
   }
-  const std::vector<std::byte> large(4097);
+  const std::vector<std::byte> large(kRecordBytes + 1);
   try {
     pg.post(50, large);
     require(false, "post: took a record that is too large");

@@ -10,7 +10,9 @@
 
 #include <lockstep/distributed/local.h>
 #include <lockstep/distributed/shm/rendezvous.h>
+#include <lockstep/distributed/shm/wire.h>
 
+#include "backends.h"
 #include "texts.h"
 
 using namespace lockstep;
@@ -418,6 +420,66 @@ TEST_CASE("noise at the meeting point disturbs nobody") {
     INFO(ranks::read_all(files[i]));
   }
   stranger.join();
+}
+
+// A rank of another build, whose shared memory is laid out in another way, introduces itself.
+TEST_CASE("a build with another layout of the shared memory is refused by name") {
+  Environment env;
+  env.size = 2;
+  env.run_id = "two builds";
+  const MeetingPoint point = MeetingPoint::of(env, Milliseconds(0));
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  const int file = ranks::new_file();
+  const pid_t pid =
+      ranks::start({self, "--test-case=rank: join", "--no-skip"}, file,
+                   {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", env.run_id}});
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  point.name.copy(address.sun_path + 1, sizeof address.sun_path - 1);
+  const auto length =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + point.name.size());
+  const int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  const double end = ranks::now() + 10;
+  while (connect(s, reinterpret_cast<sockaddr*>(&address), length) != 0 && ranks::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  Message hello(Message::hello);
+  hello.rank = 1;
+  hello.size = 2;
+  hello.layout = 12345;
+  CHECK(send(s, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello);
+  const auto e = ranks::wait_for(pid, end);
+  CHECK(!e.hung);
+  CHECK(e.code != 0);
+  CHECK(contains(ranks::read_all(file), "rank 1 runs another build of liblockstep than rank 0"));
+  close(s);
+  close(file);
+}
+
+// The natural spelling of "no limit", wherever a time is asked for.
+void without_limits(const Group& g) {
+  constexpr Milliseconds kNone = Milliseconds::max();
+  const Tensor t = ones({3});
+  for (int i = 0; i < 3; ++i) {
+    if (g.rank() == i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    g.all_reduce(t, ReduceOp::max, {.timeout = kNone});
+    g.process_group().barrier()->wait(kNone);
+    const WorkPtr work = Group(g.process_group().child()).all_reduce_async(t, ReduceOp::max);
+    work->wait(kNone);
+  }
+  g.process_group().post(0, {});
+  require(g.process_group().collect(0).size() == static_cast<size_t>(g.size()), "collect");
+}
+TEST_CASE("times without a limit") {
+  run_local(3, without_limits, {.timeout = Milliseconds::max()});
+  for (const std::string& backend : backends::all()) {
+    CAPTURE(backend);
+    CHECK(ranks::failures(backends::run(backend, 3, "rank: without limits")) == "");
+  }
+}
+TEST_CASE("rank: without limits" * doctest::skip()) {
+  without_limits(init({.backend = std::getenv("TEST_BACKEND"),
+                       .timeout = Milliseconds::max(),
+                       .join_timeout = Milliseconds::max()}));
 }
 
 TEST_CASE("a stranger's server that says nothing ends in the deadline's error") {

@@ -1,5 +1,5 @@
-// The TCP store: what it keeps, how long it waits, whom it lets in, and that strangers cannot hold it
-// up. Ranks that die are real processes.
+// The TCP store: what it keeps, how long it waits, whom it lets in, and that strangers cannot hold
+// it up. Ranks that die are real processes.
 #include <doctest/doctest.h>
 
 #include <arpa/inet.h>
@@ -120,6 +120,46 @@ TEST_CASE("what is not there is waited for") {
                    other.wait({"x", "gone"}, Milliseconds(50));
                  }),
                  "\"gone\""));
+}
+
+// Five seconds are more than the shorter call's whole time.
+TEST_CASE("each call has its own deadline") {
+  Store server(options(0, 2, 0));
+  Store other(options(1, 2, server.port()));
+  std::atomic<bool> over = false;
+  std::thread beats([&] {
+    while (!over) other.set("heartbeat", "x");
+  });
+  std::thread tells([&] {
+    while (!over) other.tell("pulse", "x"), std::this_thread::sleep_for(Milliseconds(1));
+  });
+  std::thread late([&] {
+    std::this_thread::sleep_for(Milliseconds(5200));
+    server.set("late", "there");
+  });
+  CHECK(other.get("late", std::chrono::seconds(60)) == "there");
+  over = true;
+  for (std::thread* t : {&beats, &tells, &late}) t->join();
+  CHECK(server.lost().empty());
+}
+
+TEST_CASE("times without a limit") {
+  StoreOptions unlimited = options(0, 2, 0);
+  unlimited.timeout = Milliseconds::max();
+  Store server(unlimited);
+  unlimited.rank = 1;
+  unlimited.port = server.port();
+  Store other(unlimited);
+  std::thread late([&] {
+    std::this_thread::sleep_for(Milliseconds(100));
+    server.set("x", "1");
+    server.set("y", "2");
+  });
+  CHECK(other.get("x", Milliseconds::max()) == "1");
+  CHECK(other.get("y") == "2");
+  other.wait({"x"}, Milliseconds::max());
+  CHECK(other.try_get("x", Milliseconds::max()) == "1");
+  late.join();
 }
 
 TEST_CASE("many threads and clients at once") {

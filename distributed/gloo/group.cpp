@@ -46,11 +46,11 @@ void GlooWork::wait(Milliseconds timeout) {
 
 void GlooWork::wait_until(Clock::time_point deadline) {
   if (done()) return;
-  BlockedStoreWait blocked(*session_->setup().store, session_->blocked_in(call_));
+  BlockedStoreWait blocked(*session_->setup().store, blocked_);
   std::unique_lock lock(mutex_);
   while (!done_) {
     const auto slice =
-        std::clamp<Clock::duration>(deadline - Clock::now(), Milliseconds(1), Milliseconds(200));
+        std::clamp<Clock::duration>(deadline - Clock::now(), Milliseconds(1), Milliseconds(100));
     if (finished_.wait_for(lock, slice, [this] { return done_; })) break;
     lock.unlock();
     if (Clock::now() >= deadline)
@@ -75,7 +75,6 @@ bool GlooWork::is_completed() {
       session_->look();
     return done();
   }
-  if (!error_) run_then();
   return true;
 }
 
@@ -95,6 +94,7 @@ void Queue::push(std::shared_ptr<GlooWork> work) {
       works_.pop_back();
       throw;
     }
+  last_ = works_.back();
   changed_.notify_all();
 }
 
@@ -109,22 +109,21 @@ void Queue::run() {
     work->run();
     lock.lock();
   }
-  over_ = true;
-  changed_.notify_all();
 }
 
-void Queue::close(const std::function<void()>& idle) {
-  std::unique_lock lock(mutex_);
-  closing_ = true;
-  changed_.notify_all();
-  if (!thread_.joinable()) return;
-  while (!changed_.wait_for(lock, Milliseconds(200), [this] { return over_; })) {
-    lock.unlock();
-    idle();
-    lock.lock();
+void Queue::close() {
+  std::shared_ptr<GlooWork> last;
+  {
+    std::lock_guard lock(mutex_);
+    last = last_.lock();
   }
-  lock.unlock();
-  thread_.join();
+  if (last) last->finish();
+  {
+    std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
 }
 
 // ---- the group ----
@@ -211,6 +210,11 @@ std::shared_ptr<ProcessGroup> GlooGroup::new_group(const std::vector<int>& ranks
   return make_together(setup, mine >= 0, [this](const GlooSetup& s) { return make(s); });
 }
 
+Ref<Storage> GlooGroup::allocate(size_t bytes) {
+  check_usable("allocate");
+  return ProcessGroup::allocate(bytes);
+}
+
 void GlooGroup::note(std::string_view text) {
   if (session_->is_here() && !destroyed_) session_->note(text);
 }
@@ -232,7 +236,7 @@ void GlooGroup::leave() {
     std::lock_guard lock(mutex_);
     if (destroyed_.exchange(true)) return;
   }
-  for (auto& [which, queue] : queues_) queue->close([this] { session_->look(); });
+  for (auto& [which, queue] : queues_) queue->close();
   session_->leave();
   left_ = true;
 }
@@ -263,8 +267,7 @@ extern "C" LOCKSTEP_API std::shared_ptr<lockstep::dist::ProcessGroup> lockstep_g
   using namespace lockstep::dist;
   using namespace lockstep::dist::gloo_backend;
   if (setup.ranks.size() == 1) return std::make_shared<SingleGroup>();
-  return std::make_shared<GlooGroup>(
-      std::make_shared<Session>(setup, make_device(setup.address)));
+  return std::make_shared<GlooGroup>(std::make_shared<Session>(setup, make_device(setup.address)));
 }
 
 extern "C" LOCKSTEP_API uint64_t lockstep_gloo_abi() { return lockstep::dist::gloo_abi(); }

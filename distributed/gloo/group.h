@@ -1,6 +1,6 @@
-// GlooGroup: the ProcessGroup over Gloo. Collectives run one after the other on a thread of the group,
-// since Gloo's calls block; what goes to or comes from one rank has a thread of its own, so a receive
-// holds up nothing else. Threads start with the first call that needs them.
+// GlooGroup: the ProcessGroup over Gloo. Collectives run one after the other on a thread of the
+// group, since Gloo's calls block; what goes to or comes from one rank has a thread of its own, so
+// a receive holds up nothing else. Threads start with the first call that needs them.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,10 @@ namespace lockstep::dist::gloo_backend {
 class GlooWork final : public Work {
  public:
   GlooWork(std::shared_ptr<Session> session, NumberedCall call)
-      : session_(std::move(session)), call_(std::move(call)), outputs_(call_.call.outputs) {}
+      : session_(std::move(session)),
+        call_(std::move(call)),
+        blocked_(session_->blocked_in(call_)),
+        outputs_(call_.call.outputs) {}
   void wait(Milliseconds timeout) override;
   bool is_completed() override;
   std::exception_ptr exception() const override;
@@ -27,13 +30,16 @@ class GlooWork final : public Work {
 
   /// On the group's thread.
   void run();
+  /// Blocks until it is complete or has failed.
+  void finish() { wait_until(call_.deadline); }
 
  private:
   bool done() const;
   void wait_until(Clock::time_point deadline);
 
   std::shared_ptr<Session> session_;
-  NumberedCall call_;
+  NumberedCall call_;  // its tensors belong to the thread that runs it
+  BlockedCall blocked_;
   std::vector<Tensor> outputs_;
   mutable std::mutex mutex_;
   std::condition_variable finished_;
@@ -45,8 +51,8 @@ class GlooWork final : public Work {
 class Queue {
  public:
   void push(std::shared_ptr<GlooWork> work);
-  /// Ends the thread once all is done. `idle` is called now and then meanwhile.
-  void close(const std::function<void()>& idle);
+  /// Waits until all is done or has failed, and ends the thread.
+  void close();
 
  private:
   void run();
@@ -54,7 +60,8 @@ class Queue {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<GlooWork>> works_;
-  bool closing_ = false, over_ = false;
+  std::weak_ptr<GlooWork> last_;  // the newest
+  bool closing_ = false;
   std::thread thread_;
 };
 
@@ -71,6 +78,7 @@ class GlooGroup final : public ProcessGroup {
   WorkPtr start(Collective call) override;
   std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks) override;
   std::shared_ptr<ProcessGroup> child() override;
+  Ref<Storage> allocate(size_t bytes) override;
   void note(std::string_view text) override;
   void abort(const std::string& text) override;
   void destroy() override;

@@ -3,7 +3,10 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <filesystem>
+
+#include <lockstep/distributed/peer_error.h>
 
 namespace lockstep::dist {
 
@@ -30,6 +33,29 @@ GlooFactory load() {
 }
 
 }  // namespace
+
+BlockedCall being_made(const GlooSetup& setup) {
+  return {setup.name, 0, setup.ranks, str_cat("the making of group \"", setup.name, "\""),
+          setup.name + "/end"};
+}
+
+std::string wait_for_member(const GlooSetup& setup, const std::string& key, BlockedStoreWait& wait,
+                            Clock::time_point deadline) {
+  for (;;) {
+    if (auto value = setup.store->try_get(key, Milliseconds(200))) return std::move(*value);
+    if (const auto end = setup.store->try_get(setup.name + "/end")) {
+      const Ending why = Ending::unpacked(*end);
+      throw PeerError(why.cause, "new_group: " + why.text);
+    }
+    for (const Store::Lost& lost : setup.store->lost())
+      if (std::count(setup.ranks.begin(), setup.ranks.end(), lost.rank) > 0)
+        throw PeerError(lost.left ? Cause::left : Cause::died,
+                        str_cat("new_group: ", lost.text(), " while the group was made"));
+    LOCKSTEP_CHECK(Clock::now() < deadline, DistError, "new_group: the ranks of group \"",
+                   setup.name, "\" did not connect within ", setup.join_timeout.count(), " ms");
+    wait.look();  // what it finds is in the store
+  }
+}
 
 std::shared_ptr<ProcessGroup> make_gloo_group(GlooSetup setup) {
   static const GlooFactory factory = load();

@@ -1,5 +1,5 @@
-// How liblockstep.so reaches the gloo plug-in, liblockstep_gloo.so: loaded from beside liblockstep.so on first use,
-// so that the library itself does not need Gloo.
+// How liblockstep.so reaches the gloo plug-in, liblockstep_gloo.so: loaded from beside
+// liblockstep.so on first use, so that the library itself does not need Gloo.
 #pragma once
 
 #include <memory>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <lockstep/distributed/store.h>
+#include <lockstep/distributed/store/wait_board.h>
 
 namespace lockstep::dist {
 
@@ -25,16 +26,27 @@ struct GlooSetup {
 /// the reason, or when the ranks do not meet.
 std::shared_ptr<ProcessGroup> make_gloo_group(GlooSetup setup);
 
+/// What a rank waits for that makes a group, or waits for others that do: that all members have
+/// begun.
+LOCKSTEP_API BlockedCall being_made(const GlooSetup& setup);
+
+/// Blocks until a key is there, and throws PeerError when a member of the group is gone or the
+/// group has ended before.
+LOCKSTEP_API std::string wait_for_member(const GlooSetup& setup, const std::string& key,
+                                         BlockedStoreWait& wait, Clock::time_point deadline);
+
 /// new_group's other half: the ranks outside wait until those inside have connected, so that nobody
 /// takes the store away from them; all hear of a failure. `make` makes the group.
 template <class Make>
 std::shared_ptr<ProcessGroup> make_together(const GlooSetup& setup, bool member, Make make) {
   const auto key = [&](size_t i) { return str_cat(setup.name, "/made/", i); };
   if (!member) {
-    std::vector<std::string> keys;
-    for (size_t i = 0; i < setup.ranks.size(); ++i) keys.push_back(key(i));
-    for (const std::string& error : setup.store->get_all(keys, setup.join_timeout))
+    BlockedStoreWait wait(*setup.store, being_made(setup));
+    const Clock::time_point deadline = deadline_after(setup.join_timeout);
+    for (size_t i = 0; i < setup.ranks.size(); ++i) {
+      const std::string error = wait_for_member(setup, key(i), wait, deadline);
       LOCKSTEP_CHECK(error.empty(), DistError, "new_group: ", error);
+    }
     return nullptr;
   }
   const auto mine = static_cast<size_t>(setup.rank);
@@ -56,8 +68,8 @@ using GlooAbi = uint64_t (*)();
 inline constexpr const char* kGlooAbi = "lockstep_gloo_abi";
 constexpr uint64_t gloo_abi() {
   uint64_t hash = 2;  // grows when a meaning changes and no size does
-  for (const size_t size : {sizeof(GlooSetup), sizeof(Collective), sizeof(ProcessGroup), sizeof(Work),
-                            sizeof(Tensor), sizeof(Shape), sizeof(DistError)})
+  for (const size_t size : {sizeof(GlooSetup), sizeof(Collective), sizeof(ProcessGroup),
+                            sizeof(Work), sizeof(Tensor), sizeof(Shape), sizeof(DistError)})
     hash = (hash ^ size) * 0x100000001B3;
   return hash;
 }

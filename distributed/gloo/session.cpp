@@ -17,7 +17,7 @@ constexpr Milliseconds kLookEvery(200);
 constexpr Milliseconds kOthersTime(1000);  // for the others' last calls
 // Before a rank's last call: whether it timed out in it, or entered it after the timeout.
 const std::string kWaited = "w", kCame = "c";
-constexpr Milliseconds kReasonTime(2500);  // for a reason that somebody else is finding out
+constexpr Milliseconds kReasonTime(2500);   // for a reason that somebody else is finding out
 constexpr Milliseconds kStillArrives(500);  // what a dead rank had sent may complete a call
 
 Milliseconds left_until(Clock::time_point deadline) {
@@ -72,8 +72,14 @@ Session::Session(GlooSetup setup, std::shared_ptr<gloo::transport::Device> devic
       done.set_exception(std::current_exception());
     }
   });
+  BlockedStoreWait blocked(*setup_.store, being_made(setup_));
   while (connected.wait_for(Milliseconds(50)) != std::future_status::ready) {
     look();
+    try {
+      blocked.look();  // an end that it finds is in the store, where look() finds it
+    } catch (const DistError&) {
+      // Without its store the worker finds that rank 0 is gone.
+    }
     if (Clock::now() > deadline + Milliseconds(500))
       stop({Cause::late,
             str_cat("the ranks did not connect within ", setup_.join_timeout.count(), " ms")});
@@ -152,8 +158,8 @@ void Session::run(const NumberedCall& call) {
       context_->transport().check();
     }
     exchange(context_, call.call, tag_of(call.key), left_until(call.deadline));
-    // A root, and a rank that sends to a root, would return although nobody may ever receive: they wait
-    // for all ranks.
+    // A root, and a rank that sends to a root, would return although nobody may ever receive: they
+    // wait for all ranks.
     const CollectiveKind kind = call.call.kind;
     if (kind == CollectiveKind::broadcast || kind == CollectiveKind::reduce ||
         kind == CollectiveKind::gather || kind == CollectiveKind::scatter)
@@ -306,7 +312,8 @@ bool Session::has_left(int r) const {
 // While it connects: somebody is gone, or a group that this one is made from has ended.
 Ending Session::why_nobody_comes() const {
   for (std::string_view name = parent_of(setup_.name); !name.empty(); name = parent_of(name))
-    if (const auto why = setup_.store->try_get(str_cat(name, "/end"))) return Ending::unpacked(*why);
+    if (const auto why = setup_.store->try_get(str_cat(name, "/end")))
+      return Ending::unpacked(*why);
   return who_is_gone();
 }
 
@@ -368,8 +375,9 @@ Ending Session::disagreement(const NumberedCall& call,
       slow += str_cat(slower++ ? ", " : "", job_rank(r));
   }
   if (differ && !call.point_to_point())
-    return {Cause::disagree, str_cat("ranks disagree", calls,
-                                     "; all ranks must call the same collectives in the same order")};
+    return {Cause::disagree,
+            str_cat("ranks disagree", calls,
+                    "; all ranks must call the same collectives in the same order")};
   if (!differ) calls.clear();
   const auto named = [](int count, const std::string& list) {
     return str_cat(count > 1 ? "ranks " : "rank ", list);
@@ -386,9 +394,9 @@ Ending Session::disagreement(const NumberedCall& call,
   const bool all_wait = kind == CollectiveKind::all_reduce || kind == CollectiveKind::all_gather ||
                         kind == CollectiveKind::reduce_scatter ||
                         kind == CollectiveKind::all_to_all || kind == CollectiveKind::barrier;
-  return {Cause::late, all_wait
-                           ? str_cat(who, " did not arrive", waited)
-                           : str_cat("no word from ", who, ", late or done with it,", waited, calls)};
+  return {Cause::late,
+          all_wait ? str_cat(who, " did not arrive", waited)
+                   : str_cat("no word from ", who, ", late or done with it,", waited, calls)};
 }
 
 // The first reason that any rank found stands for all.

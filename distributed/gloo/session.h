@@ -77,8 +77,7 @@ class Session {
   Ending who_is_gone() const;
   bool has_left(int rank) const;
   Ending why_nobody_comes() const;
-  Ending disagreement(const NumberedCall& call,
-                           const std::map<int, std::string>& others) const;
+  Ending disagreement(const NumberedCall& call, const std::map<int, std::string>& others) const;
   std::string notes() const;
   Ending conclude(const Ending& why);
   void stop(const Ending& why);

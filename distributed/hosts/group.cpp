@@ -71,7 +71,7 @@ HostGroup::~HostGroup() {
   try {
     if (std::uncaught_exceptions() > exceptions_at_birth_)
       abort("it was left by an exception" + failure_text());
-    flush();  // the parts say goodbye when they go
+    flush();  // the destructors of the parts tell the other ranks
   } catch (...) {
     // Without a store, or memory, there is no way to tell the other ranks.
   }
@@ -104,8 +104,8 @@ CollectiveOptions HostGroup::to_spread(const CollectiveOptions& options) const {
 
 HostPlan HostGroup::plan_all_reduce(const Tensor& t, ReduceOp op,
                                     const CollectiveOptions& options) {
-  // The two-byte floats have no room for a sum of many: each host averages its own, and its share of
-  // the whole is weighed by how many ranks it has.
+  // The two-byte floats have no room for a sum of many: each host averages its own, and its share
+  // of the whole is weighed by how many ranks it has.
   const bool averages = op == ReduceOp::avg, small = averages && size_of(t.dtype()) == 2;
   const ReduceOp within = averages && !small ? ReduceOp::sum : op;
   const ReduceOp between = averages ? ReduceOp::sum : op;
@@ -388,12 +388,15 @@ void HostGroup::progress() {
 }
 
 // An end that this rank has found: the others of this host hear of it through shared memory, the
-// other leaders through the store. What died is named as the whole job counts.
+// other leaders through the store, which keeps the first reason. What died is named as the whole job
+// counts.
 Ending HostGroup::tell_everybody(Ending why, bool within_host) {
-  // An abort is what another rank of this host has told, or what the user wanted: it is told as it is.
+  // An abort is what another rank of this host has told, or what the user wanted: it is told as it
+  // is.
   if (why.cause != Cause::aborted) complete_ending(why, within_host);
   try {
-    parts_.store->set_once(str_cat(parts_.leaders_name, "/end"), why.packed());
+    why = Ending::unpacked(
+        parts_.store->set_once(str_cat(parts_.leaders_name, "/end"), why.packed()));
   } catch (const DistError&) {
     // Without a store the other leaders see closed connections.
   }

@@ -11,8 +11,8 @@ namespace lockstep::dist {
 
 namespace {
 
-// The engines of this process's groups. A rank that waits in one group must advance the others' stages
-// too, or a rank that waits for those would wait for ever.
+// The engines of this process's groups. A rank that waits in one group must advance the others'
+// stages too, or a rank that waits for those would wait for ever.
 struct Engines {
   std::mutex mutex;
   std::vector<std::weak_ptr<HostEngine>> all;
@@ -55,7 +55,7 @@ bool HostOperation::Stage::look() {
   if (work) {
     if (!work->is_completed()) return false;
     if (const auto error = work->exception()) std::rethrow_exception(error);
-    work->wait();  // complete: it runs what then() left
+    work->wait();  // runs what then() left
   }
   return done = true;
 }
@@ -86,13 +86,8 @@ void HostOperation::wait(Milliseconds timeout) {
 bool HostOperation::is_completed() {
   engine_->check_here(name_of(call_.kind));
   engine_->advance();
-  {
-    std::lock_guard lock(engine_->mutex_);
-    if (!over_) return false;
-    if (error_) return true;
-  }
-  run_then();
-  return true;
+  std::lock_guard lock(engine_->mutex_);
+  return over_;
 }
 
 std::exception_ptr HostOperation::exception() const {
@@ -222,7 +217,8 @@ void HostEngine::wait_for(HostOperation& operation, Clock::time_point deadline) 
       next_look = now + kLookEvery;
       try {
         blocked.look();  // what it finds is in the store
-        if (const auto end = group_.store->try_get(group_.name + "/end")) fail(Ending::unpacked(*end));
+        if (const auto end = group_.store->try_get(group_.name + "/end"))
+          fail(Ending::unpacked(*end));
       } catch (const DistError&) {
         // Without its store a rank notices deaths by the stages alone.
       }

@@ -1,7 +1,8 @@
-// HostOperation: a collective over several hosts as three stages: *gather* among the ranks of each
-// host, *cross* between one leader per host, *spread* within each host again. Nothing here has a
-// thread; whoever waits or asks advances all operations of the rank, of all its groups. Stages of one
-// sort start in the order of the operations, so every rank starts the same ones in the same order.
+// HostOperation: a collective over several hosts as three stages: *gather* (a reduction or gather
+// within each host), *cross* (the same between one leader per host) and *spread* (a broadcast
+// within each host). Nothing here has a thread; whoever waits or asks advances all operations of
+// the rank, of all its groups. Stages of one sort start in the order of the operations, so every
+// rank starts the same ones in the same order.
 #pragma once
 
 #include <deque>
@@ -69,8 +70,8 @@ class HostEngine {
     std::shared_ptr<Store> store;
     std::string name;        // the prefix of its keys in the store
     std::vector<int> ranks;  // the job's ranks
-    /// Tells the other ranks of an end; gets what it is, and whether it counts ranks within this host,
-    /// and returns what stands.
+    /// Tells the other ranks of an end; gets what it is, and whether it counts ranks within this
+    /// host, and returns what stands.
     std::function<Ending(Ending, bool within_host)> tell;
   };
   static std::shared_ptr<HostEngine> make(Group group);

@@ -1,5 +1,5 @@
 // Allocations: the pieces of shared memory that a communicator handed out, with one part per rank.
-// A tensor that lies in one is reduced where it is, by whoever comes by.
+// A tensor that lies in one is reduced in place, by whichever ranks poll.
 #pragma once
 
 #include <memory>

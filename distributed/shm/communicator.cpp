@@ -42,15 +42,16 @@ void Communicator::refuse(std::string_view what) const {
   LOCKSTEP_CHECK(!destroyed_, DistError, what, ": the group was destroyed on this rank");
   note_failed_peer();
   const Ending end = area_.ending();
-  throw PeerError(end.cause, str_cat(what, ": ", end.text,
-                                     "; last completed: ", last_completed_.text()));
+  throw PeerError(end.cause,
+                  str_cat(what, ": ", end.text, "; last completed: ", last_completed_.text()));
 }
 
 void Communicator::wait_for(const std::function<bool()>& done,
                             const std::function<Obstacle()>& obstacle,
                             const std::function<void()>& look) {
-  engine_->wait(done, look, obstacle,
-                [this](const std::string& text) { give_up({Cause::deadlock, text}); });
+  engine_->wait(done, look, obstacle, [this](const std::string& text) {
+    give_up({Cause::deadlock, text});
+  });
 }
 
 Obstacle Communicator::obstacle(const std::string& call, const std::vector<int>& missing) const {
@@ -59,9 +60,9 @@ Obstacle Communicator::obstacle(const std::string& call, const std::vector<int>&
   return all;
 }
 
-void Communicator::raise_others() const {
+void Communicator::wake_others() const {
   for (const int peer : members_)
-    if (peer != engine_->peers().rank()) raise(engine_->peers().seat(peer).event);
+    if (peer != engine_->peers().rank()) wake(engine_->peers().slot(peer).event);
 }
 
 TransferCounts& Communicator::transfers(const Call& call) {
@@ -123,7 +124,7 @@ bool Communicator::advance(std::vector<std::shared_ptr<Operation>>& finished) {
   // Looked at first, acted on last: what was there before the poison still completes.
   const bool poisoned = area_.poisoned();
   for (const auto& op : operations_) moved |= op->advance();
-  if (moved) raise_others();
+  if (moved) wake_others();
   if (poisoned)
     for (const auto& op : operations_)
       if (!op->over()) {
@@ -146,7 +147,12 @@ Ending Communicator::absence(int rank) const {
   const std::string who =
       peer == rank ? str_cat("rank ", rank)
                    : str_cat("rank ", rank, " of this group, rank ", peer, " of the job,");
-  if (area_.gone(rank).load(memory_order_acquire)) return {Cause::left, str_cat(who, " has left")};
+  if (area_.gone(rank).load(memory_order_acquire)) {
+    // It may have left for a deadlock, of which the ranks in it are about to tell this group.
+    for (const int member : members_)
+      if (BlockedWait::is_condemned(engine_->peers(), member)) return {};
+    return {Cause::left, str_cat(who, " has left")};
+  }
   const std::string why = engine_->peers().lost(peer);
   return why.empty() ? Ending() : Ending{Cause::died, str_cat(who, " ", why)};
 }
@@ -187,7 +193,7 @@ Clock::time_point Communicator::earliest_deadline() const {
 
 void Communicator::poison(const Ending& why) {
   area_.poison(rank_, why);
-  raise_others();
+  wake_others();
 }
 
 void Communicator::give_up(Ending why) {
@@ -227,7 +233,7 @@ void Communicator::destroy() noexcept {
   }
   if (destroyed_.exchange(true)) return;
   area_.gone(rank_).store(1, memory_order_release);
-  raise_others();
+  wake_others();
 }
 
 }  // namespace lockstep::dist

@@ -73,7 +73,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void place(Call& call, const Collective& what);
   bool usable() const { return !destroyed_ && !area_.poisoned(); }
   [[noreturn]] void refuse(std::string_view what) const;
-  void raise_others() const;
+  void wake_others() const;
   /// Why nothing more can come from a rank; its text is empty while it lives.
   Ending absence(int rank) const;
   /// Poisons for a rank that is late or gone: with what the ranks' notes say.

@@ -18,7 +18,7 @@ void Communicator::post(uint64_t epoch, std::span<const std::byte> record) {
   if (!record.empty()) std::memcpy(mine.data, record.data(), record.size());
   mine.epoch.store(epoch + 1, std::memory_order_release);
   posted_ = epoch + 1;
-  raise_others();
+  wake_others();
 }
 
 std::vector<std::vector<std::byte>> Communicator::collect(uint64_t epoch) {

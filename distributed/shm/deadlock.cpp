@@ -13,8 +13,8 @@ using std::memory_order_release;
 
 namespace {
 
-constexpr Milliseconds kLookEvery(150);      // ranks sleep for at most 200 ms at a time
-constexpr Milliseconds kMarkedAfter(200);    // what is shorter costs nothing but a look at the clock
+constexpr Milliseconds kLookEvery(150);    // ranks sleep for at most 200 ms at a time
+constexpr Milliseconds kMarkedAfter(200);  // what is shorter costs nothing but a look at the clock
 constexpr Milliseconds kSearchedAfter(450);
 constexpr Milliseconds kDeclaredAfter(950);
 
@@ -29,7 +29,8 @@ BlockedWait::~BlockedWait() {
     mine.stamp.store(0, memory_order_release);
 }
 
-// A wait inside another one (a callback's) has a mark of its own, so the outer one's is written anew.
+// A wait inside another one (a callback's) has a mark of its own, so the outer one's is written
+// anew.
 void BlockedWait::publish(Clock::time_point now) {
   BlockedMark& mine = mark(peers_.rank());
   const Obstacle obstacle = obstacle_();
@@ -100,23 +101,32 @@ std::string BlockedWait::condemn(const std::vector<Seen>& cycle) const {
   const auto me = static_cast<uint64_t>(peers_.rank());
   std::string text = "deadlock: ";
   for (size_t i = 0; i < cycle.size(); ++i)
-    text += str_cat(i ? "; " : "", "rank ", cycle[i].rank, " waits in ",
-                    mark(cycle[i].rank).call.read(), " for rank ",
-                    cycle[(i + 1) % cycle.size()].rank);
+    text +=
+        str_cat(i ? "; " : "", "rank ", cycle[i].rank, " waits in ",
+                mark(cycle[i].rank).call.read(), " for rank ", cycle[(i + 1) % cycle.size()].rank);
   text += "; all ranks must enter the calls of all groups in the same order";
   mark(peers_.rank()).finding.write(text);
   for (const Seen& s : cycle) {
     mark(s.rank).condemned.store(s.stamp * kMostPeers + me, memory_order_release);
-    raise(peers_.seat(s.rank).event);
+    wake(peers_.slot(s.rank).event);
   }
   return text;
 }
 
+bool BlockedWait::is_condemned(const Peers& peers, int rank) {
+  const BlockedMark& theirs = peers.slot(rank).blocked;
+  const uint64_t stamp = theirs.stamp.load(memory_order_acquire);
+  return stamp != 0 && theirs.condemned.load(memory_order_acquire) / kMostPeers == stamp;
+}
+
+std::string BlockedWait::verdict() const {
+  const uint64_t verdict = mark(peers_.rank()).condemned.load(memory_order_acquire);
+  if (stamp_ == 0 || verdict / kMostPeers != stamp_) return {};
+  return mark(static_cast<int>(verdict % kMostPeers)).finding.read();
+}
+
 std::string BlockedWait::look() {
   const Clock::time_point now = Clock::now();
-  const uint64_t verdict = mark(peers_.rank()).condemned.load(memory_order_acquire);
-  if (stamp_ != 0 && verdict / kMostPeers == stamp_)
-    return mark(static_cast<int>(verdict % kMostPeers)).finding.read();
   if (now < next_look_ || peers_.size() > kMostPeers || foreign_threads() > 0) return {};
   next_look_ = now + kLookEvery;
   publish(now);

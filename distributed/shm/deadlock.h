@@ -1,12 +1,13 @@
 // Deadlocks between groups. Ranks that wait in different groups for each other will wait until a
-// deadline: rank 0 in an all_reduce of one group, rank 1 in one of another. The rule: a rank is blocked
-// while its only thread that is not the library's waits for one call; it waits for the ranks that have
-// not made that call. A cycle of blocked ranks, each of which has been blocked for a second, is a
-// deadlock, whatever else is under way: none of them can make its call. A rank that computes is in no
-// cycle, and one with further threads of its own counts as computing.
+// deadline: rank 0 in an all_reduce of one group, rank 1 in one of another. The rule: a rank is
+// blocked while its only thread that is not the library's waits for one call; it waits for the
+// ranks that have not made that call. A cycle of blocked ranks, each of which has been blocked for
+// a second, is a deadlock, whatever else is under way: none of them can make its call. A rank that
+// computes is in no cycle, and one with further threads of its own counts as computing.
 //
-// A rank that is blocked says so in its place of the shared memory. Whoever finds a cycle twice, with
-// the same waits, whose missing ranks were all determined anew after the first time, condemns them.
+// A rank that is blocked says so in its place of the shared memory. Whoever finds a cycle twice,
+// with the same waits, whose missing ranks were all determined anew after the first time, condemns
+// them.
 #pragma once
 
 #include <functional>
@@ -31,6 +32,10 @@ class BlockedWait {
   BlockedWait(const BlockedWait&) = delete;
 
   std::thread::id thread() const { return thread_; }
+  /// Whether a deadlock has been found that this rank is part of, and it has not taken notice of it.
+  static bool is_condemned(const Peers& peers, int rank);
+  /// The deadlock that another rank has found and that this wait is part of; empty when there is none.
+  std::string verdict() const;
   /// Called before each sleep: keeps this rank's mark up to date, and looks at the others'. Returns
   /// what the deadlock is that this wait is part of; empty when there is none.
   std::string look();
@@ -41,7 +46,7 @@ class BlockedWait {
     int rank;
     uint64_t stamp, looks;
   };
-  BlockedMark& mark(int rank) const { return peers_.seat(rank).blocked; }
+  BlockedMark& mark(int rank) const { return peers_.slot(rank).blocked; }
   void publish(Clock::time_point now);
   std::vector<Seen> find_cycle() const;
   bool holds(const std::vector<Seen>& cycle) const;

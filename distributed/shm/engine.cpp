@@ -1,9 +1,8 @@
-// Engine's turning and waiting.
+// Polling and waiting of the progress engine.
 #include <lockstep/distributed/shm/engine.h>
 
 #include <algorithm>
-
-#include <algorithm>
+#include <optional>
 
 #include <lockstep/distributed/shm/communicator.h>
 #include <lockstep/distributed/shm/operation.h>
@@ -33,9 +32,8 @@ bool Engine::progress() {
   }
   if (finished.empty()) return moved;
   for (const auto& op : finished) op->take_inputs();
-  raise(
-      peers_->seat(peers_->rank()).event);  // another thread of this rank may sleep for one of them
-  for (const auto& op : finished) op->notify();
+  wake(
+      peers_->slot(peers_->rank()).event);  // another thread of this rank may sleep for one of them
   return true;
 }
 
@@ -52,23 +50,26 @@ std::chrono::nanoseconds Engine::longest_sleep() {
   return until - now;
 }
 
+/// A wait in the engine's list.
+struct Engine::ListedWait {
+  ListedWait(Engine& e, const std::function<Obstacle()>& obstacle)
+      : engine(e), wait(*e.peers_, obstacle) {
+    std::lock_guard lock(engine.mutex_);
+    engine.waits_.push_back(&wait);
+  }
+  ~ListedWait() {
+    std::lock_guard lock(engine.mutex_);
+    std::erase(engine.waits_, &wait);
+  }
+  Engine& engine;
+  BlockedWait wait;
+};
+
 void Engine::wait(const std::function<bool()>& done, const std::function<void()>& look,
                   const std::function<Obstacle()>& obstacle,
                   const std::function<void(const std::string&)>& end) {
-  if (progress(), done()) return;
-  BlockedWait blocked(*peers_, obstacle);
-  {
-    std::lock_guard lock(mutex_);
-    waits_.push_back(&blocked);
-  }
-  const struct Listed {
-    Engine& engine;
-    BlockedWait* wait;
-    ~Listed() {
-      std::lock_guard lock(engine.mutex_);
-      std::erase(engine.waits_, wait);
-    }
-  } listed{*this, &blocked};
+  std::optional<ListedWait>
+      blocked;  // made before the first sleep: a short wait costs nothing more
   int polls = polls_;
   for (;;) {
     const bool moved = progress();
@@ -82,19 +83,23 @@ void Engine::wait(const std::function<bool()>& done, const std::function<void()>
       for (int i = 0; i < 8; ++i) relax();
       continue;
     }
-    Sleeper sleeper(peers_->seat(peers_->rank()).event);
+    Sleeper sleeper(peers_->slot(peers_->rank()).event);
     if (progress()) continue;
     if (done()) return;
     if (look) look();
+    if (!blocked) blocked.emplace(*this, obstacle);
     std::chrono::nanoseconds most;
     {
       std::lock_guard lock(mutex_);
       inspect();
-      // Which of two threads' calls comes first is not known, so then nobody is blocked for certain.
+      // Which of two threads' calls comes first is not known, so then nobody is blocked for
+      // certain.
       const bool alone = std::all_of(waits_.begin(), waits_.end(), [&](const BlockedWait* other) {
-        return other->thread() == blocked.thread();
+        return other->thread() == blocked->wait.thread();
       });
-      if (const std::string deadlock = alone ? blocked.look() : ""; !deadlock.empty()) end(deadlock);
+      std::string deadlock = blocked->wait.verdict();
+      if (deadlock.empty() && alone) deadlock = blocked->wait.look();
+      if (!deadlock.empty()) end(deadlock);
       most = longest_sleep();
     }
     if (progress()) continue;  // what inspect() made fail

@@ -1,7 +1,7 @@
-// Engine: the progress engine of one rank. It has no thread: every call that waits, tests or starts a
-// collective polls it, and a poll advances all outstanding operations of the rank, on all its
-// communicators. Waiting is: poll, spin a little while there are processors enough, then sleep on the
-// rank's event, at most 200 ms at a time, to check deadlines, dead peers and deadlocks.
+// Engine: the progress engine of one rank. It has no thread: every call that waits, tests or starts
+// a collective polls it, and a poll advances all outstanding operations of the rank, on all its
+// communicators. Waiting is: poll, spin a little while there are processors enough, then sleep on
+// the rank's event, at most 200 ms at a time, to check deadlines, dead peers and deadlocks.
 #pragma once
 
 #include <functional>
@@ -38,6 +38,7 @@ class Engine {
             const std::function<void(const std::string&)>& end);
 
  private:
+  struct ListedWait;
   void inspect();
   std::chrono::nanoseconds longest_sleep();
 

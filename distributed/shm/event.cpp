@@ -16,9 +16,9 @@ long futex(std::atomic<uint32_t>& word, int op, uint32_t value, const timespec* 
 }
 }  // namespace
 
-void raise(Event& event) {
-  // A read that is also a write takes a place in the order of `sleepers`: either it sees the sleeper, or
-  // the sleeper's own count comes later and sees the caller's stores.
+void wake(Event& event) {
+  // A read that is also a write takes a place in the order of `sleepers`: either it sees the
+  // sleeper, or the sleeper's own count comes later and sees the caller's stores.
   if (event.sleepers.fetch_add(0, std::memory_order_seq_cst) == 0) return;
   event.word.fetch_add(1, std::memory_order_seq_cst);
   futex(event.word, FUTEX_WAKE, INT_MAX, nullptr);

@@ -1,6 +1,6 @@
 // Event: a word in shared memory on which one rank sleeps until another has news. Raising it costs
-// one locked instruction while nobody sleeps: the sleeper counts itself, checks once more, and only then
-// goes to sleep.
+// one locked instruction while nobody sleeps: the sleeper counts itself, checks once more, and only
+// then goes to sleep.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ struct alignas(64) Event {
 };
 
 /// Wakes whoever sleeps on `event`. What it is to see must have been stored before.
-void raise(Event& event);
+void wake(Event& event);
 
 /// One attempt to sleep: announce, look again at what is awaited, then sleep() unless it is there.
 class Sleeper {

@@ -114,10 +114,9 @@ bool Exchange::sizes_agree() const {
       const int64_t gives = area().gives(call_.sequence, from)[to];
       const int64_t wants = area().wants(call_.sequence, to)[from];
       if (gives == wants) continue;
-      communicator_->poison(
-          {Cause::disagree, str_cat("ranks disagree: in ", call_.text(), " rank ", from, " sends ",
-                                    gives, " elements to rank ", to, ", which expects ", wants,
-                                    " from it")});
+      communicator_->poison({Cause::disagree, str_cat("ranks disagree: in ", call_.text(), " rank ",
+                                                      from, " sends ", gives, " elements to rank ",
+                                                      to, ", which expects ", wants, " from it")});
       return false;
     }
   return true;

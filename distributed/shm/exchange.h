@@ -29,12 +29,13 @@ class Exchange final : public Operation {
     int rank;  // whom it is for, or from whom it comes
     uint64_t begin, end;
     uint64_t done = 0;      // chunks taken
-    bool in_place = false;  // it is where it should be
+    bool in_place = false;  // the output is the input: nothing to copy
   };
 
   bool direct() const { return call_.allocation != 0; }
-  /// For whom is slot k of the stream of rank r, where a stream has parts. Streams that are combined
-  /// are all alike; else each begins at its own rank, so that not all send to the same one at once.
+  /// The destination of part k of rank r's stream. Streams that are combined have their parts in
+  /// rank order; others begin with their own rank's part, so that not all send to the same rank at
+  /// once.
   int owner(int r, int k) const { return pattern_.combines ? k : (r + k) % size_; }
 
   bool lane_is_free() const;

@@ -99,15 +99,14 @@ void Mailbox::receive() {
     if (got == Received::nothing) return false;
     if (got == Received::message && message.kind == Message::share && files.size() != 1) {
       const Message sent = message;
-      message = Message(Message::out_of_memory,
-                        str_cat("shared memory: cannot take what rank ", sent.rank,
-                                " hands out: ", error_text(EMFILE)));
+      message =
+          Message(Message::out_of_memory, str_cat("shared memory: cannot take what rank ",
+                                                  sent.rank, " hands out: ", error_text(EMFILE)));
       message.rank = sent.rank;
       message.tag = sent.tag;
     }
-    const bool shares =
-        got == Received::message &&
-        (message.kind == Message::out_of_memory || message.kind == Message::share);
+    const bool shares = got == Received::message &&
+                        (message.kind == Message::out_of_memory || message.kind == Message::share);
     if (shares) kept_.push_back({message, files.empty() ? Fd() : std::move(files[0])});
     return true;
   });

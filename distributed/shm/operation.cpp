@@ -39,7 +39,6 @@ void Operation::wait(Milliseconds timeout) {
 bool Operation::is_completed() {
   communicator_->check_here(name_of(what_.kind));
   if (!over()) communicator_->engine().progress();
-  if (over()) notify();
   return over();
 }
 

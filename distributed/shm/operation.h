@@ -24,10 +24,6 @@ class Operation : public Work {
 
   bool over() const { return state_.load(std::memory_order_acquire) >= State::complete; }
   bool failed() const { return state_.load(std::memory_order_acquire) == State::failed; }
-  /// Runs what then() left, on the thread that found it complete.
-  void notify() {
-    if (!failed()) run_then();
-  }
 
   // ---- for the communicator, with the engine's mutex held ----
 

@@ -18,7 +18,8 @@ namespace lockstep::dist {
 
 inline constexpr int kMostPeers = 256;  // of a meeting
 
-/// What a rank that is blocked tells its peers (see deadlock.h). It alone writes all but `condemned`.
+/// What a rank that is blocked tells its peers (see deadlock.h). It alone writes all but
+/// `condemned`.
 struct alignas(64) BlockedMark {
   std::atomic<uint64_t> stamp;                     // of the wait; 0 while it is not blocked
   std::atomic<uint64_t> looks;                     // grows when `missing` is written anew
@@ -28,8 +29,8 @@ struct alignas(64) BlockedMark {
   SharedText<4096> finding;         // the deadlock that this rank has found
 };
 
-/// A rank's place in the memory that its peers see first.
-struct alignas(64) Seat {
+/// A rank's slot in the memory that is mapped first.
+struct alignas(64) RankSlot {
   Event event;
   int64_t pid;        // of the rank's process; 0 for a thread
   uint64_t cpus[16];  // the processors it may run on
@@ -43,19 +44,19 @@ class LOCKSTEP_API Peers {
   virtual ~Peers() = default;
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// The memory of the meeting: a seat per rank, then the first communicator's area.
+  /// The memory of the meeting: a slot per rank, then the first communicator's area.
   const std::shared_ptr<Segment>& first() const { return first_; }
-  static size_t seats_bytes(int size) { return sizeof(Seat) * static_cast<size_t>(size); }
-  Seat& seat(int rank) const { return reinterpret_cast<Seat*>(first_->data())[rank]; }
+  static size_t slots_bytes(int size) { return sizeof(RankSlot) * static_cast<size_t>(size); }
+  RankSlot& slot(int rank) const { return reinterpret_cast<RankSlot*>(first_->data())[rank]; }
   /// Wakes the others if they sleep.
-  void raise_others() const {
+  void wake_others() const {
     for (int r = 0; r < size_; ++r)
-      if (r != rank_) raise(seat(r).event);
+      if (r != rank_) wake(slot(r).event);
   }
-  /// Writes this rank's pid and processors into its seat.
-  void sit_down(int64_t pid) const;
-  /// Whether there is a processor for each rank, so that polling steals no time from a peer. Once
-  /// all sit.
+  /// Writes this rank's pid and processors into its slot.
+  void fill_slot(int64_t pid) const;
+  /// Whether there is a processor for each rank, so that polling steals no time from a peer.
+  /// Valid once all ranks have filled their slots.
   bool may_poll() const;
 
   /// Why nothing can come from a rank any more ("(pid 7) died: ..."); empty while it lives.

@@ -1,5 +1,6 @@
 // The arithmetic of reductions: the same piece of every rank's buffer, combined in rank order, and
-// the result written wherever it is wanted. So all ranks hold the same bits, whoever did the work.
+// the result written wherever it is wanted. So all ranks hold the same bits, whichever rank reduced
+// them.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +15,8 @@ namespace lockstep::dist {
 void check_reducible(std::string_view collective, ReduceOp op, DType dtype);
 
 /// Combines `count` elements of the buffers `from` (by rank) into each of `to`, which are some of
-/// the same buffers, or all. f16 and bf16 are widened to f32, combined there and rounded once. NaN in
-/// gives NaN out.
+/// the same buffers, or all. f16 and bf16 are widened to f32, combined there and rounded once. NaN
+/// in gives NaN out.
 void reduce_into(std::span<std::byte* const> from, std::span<std::byte* const> to, size_t count,
                  DType dtype, ReduceOp op);
 

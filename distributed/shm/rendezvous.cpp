@@ -24,10 +24,10 @@ class ProcessPeers final : public Peers {
 
   std::string lost(int rank) override {
     if (byte_is_locked(meeting_.file.get(), rank)) return {};
-    return str_cat("(pid ", seat(rank).pid, ") died: its process has ended");
+    return str_cat("(pid ", slot(rank).pid, ") died: its process has ended");
   }
 
-  // Nobody goes on before everybody has mapped the memory and sits. The visitors' side ...
+  // No rank goes on before all have mapped the memory and filled their slots. The clients' side ...
   void report_ready(Clock::time_point deadline) {
     const int link = meeting_.links[0].get();
     send_message(link, Message(Message::ready));
@@ -37,7 +37,7 @@ class ProcessPeers final : public Peers {
     meeting_.links.clear();
   }
 
-  // ... and the host's.
+  // ... and the server's.
   void wait_for_all(Clock::time_point deadline) {
     Message verdict(Message::go);
     for (int r = 1; r < size() && verdict.kind == Message::go; ++r) {
@@ -139,9 +139,10 @@ bool byte_is_locked(int file, int rank) {
 uint64_t shared_layout() {
   uint64_t hash = 0;
   for (const size_t part :
-       {sizeof(Seat), SharedArea::bytes_for(2), SharedArea::bytes_for(9), sizeof(Call), sizeof(Lane),
-        sizeof(Mark), sizeof(Pair), sizeof(Record), sizeof(size_t), size_t{kLanes}, kChunkBytes,
-        size_t{kLongestWindow}, static_cast<size_t>(DType::boolean), static_cast<size_t>(CallKind::new_group)})
+       {sizeof(RankSlot), SharedArea::bytes_for(2), SharedArea::bytes_for(9), sizeof(Call),
+        sizeof(Lane), sizeof(Mark), sizeof(Pair), sizeof(Record), sizeof(size_t), size_t{kLanes},
+        kChunkBytes, size_t{kLongestWindow}, static_cast<size_t>(DType::boolean),
+        static_cast<size_t>(CallKind::new_group)})
     hash = (hash ^ part) * 0x100000001B3;
   return hash;
 }
@@ -153,7 +154,7 @@ std::unique_ptr<Peers> join(const Environment& env, size_t bytes, Milliseconds t
   const Clock::time_point deadline = deadline_after(timeout) + std::chrono::seconds(1);
   Meeting meeting = env.rank == 0 ? host_meeting(point, bytes) : visit_meeting(point);
   auto peers = std::make_unique<ProcessPeers>(point, std::move(meeting));
-  peers->sit_down(getpid());
+  peers->fill_slot(getpid());
   if (env.rank == 0)
     peers->wait_for_all(deadline);
   else

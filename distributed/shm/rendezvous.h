@@ -1,8 +1,8 @@
-// The rendezvous of a job's ranks on one host. Rank 0 listens on an abstract Unix socket, whose name
-// no file system knows and no crash leaves behind; the others connect, and get the file of the shared
-// memory. Each rank locks one byte of that file: the kernel releases the lock when the process ends,
-// however it ends, and gives it to no child, so a byte without a lock is a rank that died. Later memory
-// comes through a socket on which each rank listens (mailbox.h).
+// The rendezvous of a job's ranks on one host. Rank 0 listens on an abstract Unix socket, whose
+// name no file system knows and no crash leaves behind; the others connect, and get the file of the
+// shared memory. Each rank locks one byte of that file: the kernel releases the lock when the
+// process ends, however it ends, and gives it to no child, so a byte without a lock is a rank that
+// died. Later memory comes through a socket on which each rank listens (mailbox.h).
 #pragma once
 
 #include <memory>
@@ -18,9 +18,9 @@ namespace lockstep::dist {
 /// What a rank has when all have met.
 struct Meeting {
   std::shared_ptr<Segment> memory;
-  uint64_t number = 0;    // of this meeting, drawn by rank 0: no other one has it
-  Fd file;                // of the memory, with the ranks' locks. The process must open it only here:
-                          // closing any other descriptor of it would release the lock
+  uint64_t number = 0;  // of this meeting, drawn by rank 0: no other one has it
+  Fd file;              // of the memory, with the ranks' locks. The process must open it only here:
+                        // closing any other descriptor of it would release the lock
   std::vector<Fd> links;  // until all are ready: rank 0's to each rank, or the one to rank 0
 };
 
@@ -51,7 +51,8 @@ void lock_byte(int file, int rank);
 /// Whether another process holds that lock.
 bool byte_is_locked(int file, int rank);
 
-/// A hash of what the layout of the shared memory depends on: builds that differ in it must not meet.
+/// A hash of what the layout of the shared memory depends on: builds that differ in it must not
+/// meet.
 uint64_t shared_layout();
 
 // The two sides of it, up to the point where a rank has everything; join() lets all confirm it.

@@ -16,9 +16,9 @@ namespace lockstep::dist {
 
 namespace {
 
-class Visitor {
+class RendezvousClient {
  public:
-  explicit Visitor(const MeetingPoint& point)
+  explicit RendezvousClient(const MeetingPoint& point)
       : point_(point), deadline_(deadline_after(point.timeout)) {}
 
   Meeting meet() {
@@ -60,8 +60,8 @@ class Visitor {
     return send_message(socket_.get(), hello);
   }
 
-  // False when the connection was closed before this rank was registered, by a rank 0 that was closing
-  // its socket or by a stranger: retried.
+  // False when the connection was closed before this rank was registered, by a rank 0 that was
+  // closing its socket or by a stranger: retried.
   bool wait_for_welcome() {
     bool registered = false;
     std::string status = point_.missing_text({0});
@@ -124,6 +124,6 @@ class Visitor {
 
 }  // namespace
 
-Meeting visit_meeting(const MeetingPoint& point) { return Visitor(point).meet(); }
+Meeting visit_meeting(const MeetingPoint& point) { return RendezvousClient(point).meet(); }
 
 }  // namespace lockstep::dist

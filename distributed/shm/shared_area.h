@@ -1,6 +1,6 @@
-// SharedArea: what the ranks of one communicator share, laid over zeroed memory. Shared words have one
-// writer or only grow, and carry the sequence number, so there is no phase that resets them. Only a lane
-// is reused, once all ranks have left it.
+// SharedArea: what the ranks of one communicator share, laid over zeroed memory. Shared words have
+// one writer or only grow, and carry the sequence number, so there is no phase that resets them.
+// Only a lane is reused, once all ranks have left it.
 //
 // Collective number s uses lane s % kLanes. A lane has a call (what each rank asked for, compared
 // before data moves), marks (how far each rank is), counts of what each took from each, two
@@ -48,6 +48,7 @@ struct alignas(64) Mark {
   std::atomic<uint64_t> left;     // sequence number of the last operation completed here
 };
 
+/// A slot of the ring of collectives that may be under way at once.
 struct alignas(64) Lane {
   std::atomic<uint64_t> claimed;           // counted chunks; the highest bit is the poison mark
   alignas(64) std::atomic<uint64_t> done;  // counted chunks
@@ -57,10 +58,10 @@ struct alignas(64) Lane {
 
 /// What stands between a sender and a receiver; both count their transfers from 1.
 struct alignas(64) Pair {
-  std::atomic<uint64_t> announced;  // number of the newest receive
-  std::atomic<uint64_t> wanted;     // its elements << 8 | dtype
-  std::atomic<uint64_t> sent;       // counted: chunks in the sender's outbox
-  std::atomic<uint64_t> taken;      // counted: chunks the receiver has read
+  std::atomic<uint64_t> announced;                      // number of the newest receive
+  std::atomic<uint64_t> wanted;                         // its elements << 8 | dtype
+  std::atomic<uint64_t> sent;                           // counted: chunks in the sender's outbox
+  std::atomic<uint64_t> taken;                          // counted: chunks the receiver has read
   std::atomic<uint64_t> sends_called, receives_called;  // begun or waiting for their turn
 };
 
@@ -147,9 +148,9 @@ class SharedArea {
   size_t bytes_;
   Head* head_;
   std::atomic<uint32_t>* gone_;
-  Called* called_;    // by rank
-  Reason* reasons_;   // by rank
-  Note* notes_;       // by rank
+  Called* called_;   // by rank
+  Reason* reasons_;  // by rank
+  Note* notes_;      // by rank
   Lane* lanes_;
   Mark* marks_;
   PostedCall* calls_;

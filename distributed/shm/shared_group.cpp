@@ -6,13 +6,13 @@
 namespace lockstep::dist {
 
 size_t SharedGroup::bytes_for(int size) {
-  return Peers::seats_bytes(size) + SharedArea::bytes_for(size);
+  return Peers::slots_bytes(size) + SharedArea::bytes_for(size);
 }
 
 SharedGroup::SharedGroup(std::string_view backend, std::unique_ptr<Peers> peers,
                          Milliseconds timeout)
     : backend_(backend) {
-  SharedArea area(peers->first(), Peers::seats_bytes(peers->size()), peers->size());
+  SharedArea area(peers->first(), Peers::slots_bytes(peers->size()), peers->size());
   auto engine = std::make_shared<Engine>(std::move(peers));
   std::vector<int> all;
   for (int r = 0; r < engine->peers().size(); ++r) all.push_back(r);

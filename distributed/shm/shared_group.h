@@ -11,7 +11,7 @@ class Communicator;
 
 class LOCKSTEP_API SharedGroup final : public ProcessGroup {
  public:
-  /// The first group on the memory of a meeting: one seat per rank, then a communicator's area.
+  /// The first group on the memory of a meeting: one slot per rank, then a communicator's area.
   SharedGroup(std::string_view backend, std::unique_ptr<Peers> peers, Milliseconds timeout);
   /// How much memory a meeting of `size` ranks needs.
   static size_t bytes_for(int size);

@@ -1,5 +1,5 @@
-// SharedText: a short text in memory that several ranks map. Its words are atomic: a reader may see the
-// beginning of one text and the end of the next one, and no more harm.
+// SharedText: a short text in memory that several ranks map. Its words are atomic: a reader may see
+// the beginning of one text and the end of the next one, and no more harm.
 #pragma once
 
 #include <algorithm>

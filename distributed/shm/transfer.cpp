@@ -38,11 +38,11 @@ bool Transfer::begin_sending() {
   const auto elements = static_cast<int64_t>(wanted >> 8);
   if (dtype != call_.dtype || elements != elements_) {
     communicator_->poison(
-        {Cause::disagree, str_cat("ranks disagree: rank ", rank_, " called ", named().text(),
-                                  ", rank ", other(), " called the matching recv with ", elements,
-                                  " elements of ", dtype,
-                                  "; what is sent and what is received must have one dtype and "
-                                  "equally many elements")});
+        {Cause::disagree,
+         str_cat("ranks disagree: rank ", rank_, " called ", named().text(), ", rank ", other(),
+                 " called the matching recv with ", elements, " elements of ", dtype,
+                 "; what is sent and what is received must have one dtype and "
+                 "equally many elements")});
     return false;
   }
   if (!communicator_->take_outbox(this)) return false;

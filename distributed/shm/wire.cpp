@@ -59,10 +59,9 @@ Received receive_message(int socket, Message& message, std::vector<Fd>& descript
       came.emplace_back(fd);
     }
   }
-  // Where no descriptor is free those that came along are dropped, which MSG_CTRUNC tells; the message
-  // itself is whole, and its reader sees what is missing.
-  const bool whole =
-      n == static_cast<ssize_t>(sizeof message) && !(packet.msg_flags & MSG_TRUNC);
+  // Where no descriptor is free those that came along are dropped, which MSG_CTRUNC tells; the
+  // message itself is whole, and its reader sees what is missing.
+  const bool whole = n == static_cast<ssize_t>(sizeof message) && !(packet.msg_flags & MSG_TRUNC);
   if (!whole || message.magic != Message::kMagic || message.version != Message::kVersion)
     return Received::noise;
   message.text[sizeof message.text - 1] = '\0';

@@ -44,7 +44,8 @@ struct Message {
 
 enum class Received { message, nothing, closed, noise };
 
-/// Sends the message, with descriptors; false, and errno, when the peer is gone or takes no more now.
+/// Sends the message, with descriptors; false, and errno, when the peer is gone or takes no more
+/// now.
 bool send_message(int socket, const Message& message, std::span<const int> descriptors = {});
 /// Takes the next packet without waiting; descriptors that came along are appended to
 /// `descriptors`.

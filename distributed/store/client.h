@@ -21,11 +21,11 @@ class Store::Client {
   /// Takes the address for the job's; invalid and errno when that is taken.
   bool serve(const SocketAddress& where);
 
-  enum class Knock { open, closed, refused, met };
+  enum class Contact { open, closed, refused, met };
   /// One attempt to connect to what may be the job's server. `why` tells how it failed. Throws
   /// DistError when it is the job's server, and this process is none of its ranks.
-  Knock knock(const SocketAddress& where, Milliseconds patience, Clock::time_point deadline,
-              std::string& why);
+  Contact contact(const SocketAddress& where, Milliseconds patience, Clock::time_point deadline,
+                  std::string& why);
 
   /// Sends a request and returns the body of the answer.
   struct Answer {
@@ -50,15 +50,15 @@ class Store::Client {
 
  private:
   Fd open(const SocketAddress& where, bool main, Milliseconds patience, Clock::time_point deadline,
-          std::string& why, Knock& how);
+          std::string& why, Contact& how);
   Fd take_connection(Clock::time_point deadline);
   void give_back(Fd connection);
   enum class Loss { none, left, died, silent };
   [[noreturn]] void lose_server(Loss how);
 
-  /// Blocks until the connection has something to read. Throws when the server is gone, which another
-  /// call may have found, or does not answer by the deadline.
-  void wait_for_answer(int connection, Clock::time_point deadline);
+  /// Blocks until the connection has something to read; false when the deadline has passed or
+  /// another call has found that the server is gone.
+  bool has_news(int connection, Clock::time_point deadline) const;
 
   const Origin origin_;
   Credentials mine_;
@@ -74,8 +74,8 @@ class Store::Client {
   WaitBoard waits_;
 
   std::mutex tell_mutex_;
-  Fd told_;  // the connection of what has no answer, so that nothing waits behind an answer
-  bool deaf_ = false;  // it could not be opened, or broke
+  Fd tell_connection_;        // of its own, so that no message waits behind an answer
+  bool tell_failed_ = false;  // it could not be opened, or broke
 };
 
 }  // namespace lockstep::dist

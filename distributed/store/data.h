@@ -48,7 +48,8 @@ inline std::optional<StoreRequest> read_request(std::string_view frame) {
 
 inline std::string request_frame(const StoreRequest& r) {
   store_wire::Packer out;
-  out.number(static_cast<uint64_t>(r.op), 1).number(static_cast<uint64_t>(bounded(r.timeout).count()), 8);
+  out.number(static_cast<uint64_t>(r.op), 1)
+      .number(static_cast<uint64_t>(bounded(r.timeout).count()), 8);
   out.number(r.with_values, 1).number(static_cast<uint64_t>(r.amount), 8).text(r.value);
   out.number(r.keys.size(), 4);
   for (const std::string& key : r.keys) out.text(key);

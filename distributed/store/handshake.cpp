@@ -114,7 +114,9 @@ std::string verdict_frame(Verdict verdict, std::string_view text, ServerId serve
                           std::string_view token, std::string_view server_nonce,
                           std::string_view client_nonce) {
   Packer body;
-  body.number(static_cast<uint64_t>(verdict), 1).text(text.substr(0, kMostTextBytes)).number(server, 8);
+  body.number(static_cast<uint64_t>(verdict), 1)
+      .text(text.substr(0, kMostTextBytes))
+      .number(server, 8);
   const std::string proof = mac(token, {"server", server_nonce, client_nonce, body.bytes()});
   return body.raw(proof).frame();
 }

@@ -21,8 +21,8 @@ struct Credentials {
   std::string token;
 };
 
-/// Of one server's life. A process may meet its job's ranks again, with a server at the port of the last
-/// one: what still belongs to that is told apart.
+/// Of one server's life. A process may meet its job's ranks again, with a server at the port of the
+/// last one: what still belongs to that is told apart.
 using ServerId = uint64_t;
 
 namespace handshake {
@@ -42,7 +42,7 @@ enum class Verdict : uint8_t {
 struct Hello {
   int attempt = 0, rank = 0, size = 0;
   int64_t pid = 0;
-  bool main = true;  // the connection whose end is the end of the rank
+  bool main = true;     // the connection whose end is the end of the rank
   ServerId server = 0;  // of the main connection, for those that are not
   std::string run_id;
 };
@@ -65,11 +65,13 @@ struct Greeting {
 std::optional<Greeting> read_hello(std::string_view frame, std::string_view token,
                                    std::string_view server_nonce);
 
-/// Why a process that has the token is still none of ours: another run id or attempt; empty if it is.
+/// Why a process that has the token is still none of ours: another run id or attempt; empty if it
+/// is.
 std::string stranger_text(const Hello& hello, const Credentials& mine);
 
 std::string verdict_frame(Verdict verdict, std::string_view text, ServerId server,
-                          std::string_view token, std::string_view server_nonce, std::string_view client_nonce);
+                          std::string_view token, std::string_view server_nonce,
+                          std::string_view client_nonce);
 struct Answer {
   Verdict verdict = Verdict::refused;
   std::string text;

@@ -1,5 +1,5 @@
-// The meeting of ranks over TCP. The launcher's own store may hold MASTER_PORT, and anything else the
-// ports after it, so a list of ports is tried and only a handshake decides.
+// The meeting of ranks over TCP. The launcher's own store may hold MASTER_PORT, and anything else
+// the ports after it, so a list of ports is tried and only a handshake decides.
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
@@ -75,9 +75,10 @@ std::shared_ptr<Store> meet(const Environment& env, Milliseconds timeout) {
     SocketAddress own = client->server()->address();
     if (own.host() == any_address(0).host() || own.host() == "0.0.0.0")
       own = loopback_address(own.port());
-    open = client->knock(own, Milliseconds(5000), deadline + std::chrono::seconds(5), why) ==
-           Store::Client::Knock::open;
-    LOCKSTEP_CHECK(open, DistError, "init: rank 0 cannot reach its own store: ", why);
+    open = client->contact(own, Milliseconds(5000), deadline + std::chrono::seconds(5), why) ==
+           Store::Client::Contact::open;
+    LOCKSTEP_CHECK(open, DistError, "init: rank 0 cannot reach its own store: ", why,
+                   client->server()->trouble());
     log_info(str_cat("the store is at ", client->server()->address().text()));
   }
 
@@ -90,9 +91,9 @@ std::shared_ptr<Store> meet(const Environment& env, Milliseconds timeout) {
     SocketAddress where = master;
     for (int port = first; port <= last && !open; ++port) {
       where.set_port(port);
-      const auto knock = client->knock(where, patience, deadline, why);
-      open = knock == Store::Client::Knock::open;
-      if (knock == Store::Client::Knock::refused || knock == Store::Client::Knock::met)
+      const auto result = client->contact(where, patience, deadline, why);
+      open = result == Store::Client::Contact::open;
+      if (result == Store::Client::Contact::refused || result == Store::Client::Contact::met)
         refused += str_cat("; ", why);
       if (Clock::now() >= deadline) break;
     }

@@ -1,5 +1,5 @@
-// The store's poll loop. A connection is a stranger until its handshake is done; then it may send one
-// request at a time, and is read again only when it has taken the answer.
+// The store's poll loop. A connection is a stranger until its handshake is done; then it may send
+// one request at a time, and is read again only when it has taken the answer.
 #include <lockstep/distributed/store/server.h>
 
 #include <poll.h>
@@ -13,6 +13,7 @@
 #include <list>
 #include <mutex>
 
+#include <lockstep/distributed/limits.h>
 #include <lockstep/distributed/log.h>
 #include <lockstep/distributed/quiet_thread.h>
 #include <lockstep/distributed/shm/rendezvous.h>
@@ -63,7 +64,7 @@ class StoreServer::Loop {
         id_(new_id()),
         mine_(std::move(mine)),
         where_(SocketAddress::of_socket(listener_.get()).text()),
-        seats_(static_cast<size_t>(mine_.size)) {}
+        ranks_(static_cast<size_t>(mine_.size)) {}
 
   // Without memory, or randomness, the server ends, and the clients see their connections closed.
   void run() noexcept {
@@ -87,6 +88,10 @@ class StoreServer::Loop {
   std::string outward_address() {
     std::lock_guard lock(mutex_);
     return outward_;
+  }
+  std::string trouble() {
+    std::lock_guard lock(mutex_);
+    return trouble_;
   }
 
  private:
@@ -112,7 +117,7 @@ class StoreServer::Loop {
   }
 
   /// What is known of a rank.
-  struct Seat {
+  struct RankState {
     bool taken = false, here = false, left = false;
     int64_t pid = 0;
     Clock::time_point lost;
@@ -123,7 +128,7 @@ class StoreServer::Loop {
     if (readers_time_ == 0) return true;
     if (!stop_at_) stop_at_ = Clock::now() + milliseconds(readers_time_);
     for (int r = 0; r < mine_.size; ++r)
-      if (r != mine_.rank && seats_[static_cast<size_t>(r)].here) return Clock::now() >= *stop_at_;
+      if (r != mine_.rank && ranks_[static_cast<size_t>(r)].here) return Clock::now() >= *stop_at_;
     return true;
   }
 
@@ -154,6 +159,10 @@ class StoreServer::Loop {
       c.socket = Fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!c.socket) {
         if (errno == EMFILE || errno == ENFILE) {  // no descriptor is left: not at once again
+          {
+            std::lock_guard lock(mutex_);
+            trouble_ = str_cat("; the store cannot take connections: ", error_text(errno));
+          }
           drop_oldest_stranger();
           full_until_ = Clock::now() + milliseconds(100);
         }
@@ -247,13 +256,14 @@ class StoreServer::Loop {
     if (!greeting->authentic) return say(handshake::Verdict::refused, "refused");
     const std::string stranger = handshake::stranger_text(hello, mine_);
     if (!stranger.empty()) return say(handshake::Verdict::refused, stranger);
-    // A process that meets its ranks again may still find the last server, and its last store the new one.
+    // A process that meets its ranks again may still find the last server, and its last store the
+    // new one.
     if (hello.main ? is_over() : hello.server != id_)
       return say(handshake::Verdict::met,
                  str_cat("the ranks that this store serves have met already",
-                         hello.rank < mine_.size && seats_[static_cast<size_t>(hello.rank)].here
+                         hello.rank < mine_.size && ranks_[static_cast<size_t>(hello.rank)].here
                              ? str_cat(", rank ", hello.rank, " (pid ",
-                                       seats_[static_cast<size_t>(hello.rank)].pid,
+                                       ranks_[static_cast<size_t>(hello.rank)].pid,
                                        ") among them: is this rank started twice?")
                              : std::string()));
     if (hello.size != mine_.size)
@@ -262,10 +272,10 @@ class StoreServer::Loop {
                          " on rank ", hello.rank));
     if (hello.rank >= mine_.size)
       return say(handshake::Verdict::rejected, str_cat("there is no rank ", hello.rank));
-    Seat& seat = seats_[static_cast<size_t>(hello.rank)];
-    if (hello.main && seat.taken)
+    RankState& state = ranks_[static_cast<size_t>(hello.rank)];
+    if (hello.main && state.taken)
       return say(handshake::Verdict::rejected,
-                 str_cat("rank ", hello.rank, " (pid ", seat.pid,
+                 str_cat("rank ", hello.rank, " (pid ", state.pid,
                          ") is there already: two processes have this rank"));
     say(handshake::Verdict::accepted, {});
     c.known = true;
@@ -278,7 +288,7 @@ class StoreServer::Loop {
       std::lock_guard lock(mutex_);
       outward_ = here.host();
     }
-    seat = {.taken = true, .here = true, .left = false, .pid = hello.pid, .lost = {}};
+    state = {.taken = true, .here = true, .left = false, .pid = hello.pid, .lost = {}};
     if (++joined_ == mine_.size) finish_joins(Reply::ok, {});
   }
 
@@ -290,6 +300,7 @@ class StoreServer::Loop {
     }
     switch (request->op) {
       case Op::join:
+        begin_meeting();
         if (!join_failure_.empty()) return c.answer(reply(Reply::error, join_failure_));
         if (joined_ == mine_.size) return c.answer(reply(Reply::ok));
         break;
@@ -302,7 +313,7 @@ class StoreServer::Loop {
       case Op::look_up:
         return c.answer(data_.present(*request));
       case Op::leave:
-        if (c.main) seats_[static_cast<size_t>(c.rank)].left = true;
+        if (c.main) ranks_[static_cast<size_t>(c.rank)].left = true;
         return c.answer(reply(Reply::ok));
       default:
         if (std::string answer = data_.apply(*request); request->op != Op::tell)
@@ -324,10 +335,24 @@ class StoreServer::Loop {
     return true;
   }
 
+  // Ranks that only use a store may come and go; of those that meet, all must be there at once.
+  void begin_meeting() {
+    meets_ = true;
+    for (int r = 0; r < mine_.size; ++r)
+      if (const RankState& state = ranks_[static_cast<size_t>(r)]; state.taken && !state.here)
+        fail_to_meet(r);
+  }
+  void fail_to_meet(int rank) {
+    if (!meets_ || is_over()) return;
+    finish_joins(Reply::error,
+                 str_cat("rank ", rank, " (pid ", ranks_[static_cast<size_t>(rank)].pid,
+                         ") ended while the ranks met (", where_, ")"));
+  }
+
   std::vector<int> missing() const {
     std::vector<int> ranks;
     for (int r = 0; r < mine_.size; ++r)
-      if (!seats_[static_cast<size_t>(r)].taken) ranks.push_back(r);
+      if (!ranks_[static_cast<size_t>(r)].taken) ranks.push_back(r);
     return ranks;
   }
 
@@ -351,8 +376,9 @@ class StoreServer::Loop {
       const StoreRequest request = *c.waiting;
       if (request.op == Op::join) {
         // Whoever loses patience first decides for all: they would miss it next.
-        finish_joins(Reply::error,
-                     missing_text(mine_.size, missing(), milliseconds(request.amount), where_));
+        finish_joins(
+            Reply::error,
+            missing_text(mine_.size, missing(), milliseconds(request.amount), where_) + trouble());
       } else {
         c.waiting.reset();
         c.answer(reply(Reply::late, request.keys[c.present]));
@@ -373,12 +399,10 @@ class StoreServer::Loop {
       }
       if (!c->known) --strangers_;
       if (c->known && c->main) {
-        Seat& seat = seats_[static_cast<size_t>(c->rank)];
-        seat.here = false;
-        seat.lost = Clock::now();
-        if (joined_ < mine_.size && join_failure_.empty())
-          finish_joins(Reply::error, str_cat("rank ", c->rank, " (pid ", seat.pid,
-                                             ") ended while the ranks met (", where_, ")"));
+        RankState& state = ranks_[static_cast<size_t>(c->rank)];
+        state.here = false;
+        state.lost = Clock::now();
+        fail_to_meet(c->rank);
       }
       c = clients_.erase(c);
     }
@@ -387,8 +411,8 @@ class StoreServer::Loop {
   std::string lost_reply() const {
     Packer list;
     uint64_t count = 0;
-    for (size_t r = 0; r < seats_.size(); ++r) {
-      const Seat& s = seats_[r];
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      const RankState& s = ranks_[r];
       if (!s.taken || (s.here && !s.left)) continue;
       ++count;
       const auto since = s.here ? milliseconds(0)
@@ -405,9 +429,10 @@ class StoreServer::Loop {
   std::string where_;
   StoreData data_;
   std::list<Client> clients_;
-  std::vector<Seat> seats_;  // by rank
+  std::vector<RankState> ranks_;  // by rank
   size_t strangers_ = 0;
   int joined_ = 0;
+  bool meets_ = false;  // some rank waits, or has waited, for all
   std::string join_failure_;
   Clock::time_point start_ = Clock::now(), full_until_{};
   bool reported_ = false;
@@ -416,6 +441,7 @@ class StoreServer::Loop {
   std::optional<Clock::time_point> stop_at_;
   std::mutex mutex_;
   std::string outward_;
+  std::string trouble_;  // of accepting connections
 };
 
 StoreServer::StoreServer(Fd listener, Credentials mine)
@@ -429,6 +455,7 @@ StoreServer::~StoreServer() {
 }
 
 std::string StoreServer::outward_address() const { return loop_->outward_address(); }
+std::string StoreServer::trouble() const { return loop_->trouble(); }
 void StoreServer::expect_readers(milliseconds at_most) { loop_->expect_readers(at_most); }
 
 }  // namespace lockstep::dist

@@ -24,6 +24,8 @@ class StoreServer {
   const SocketAddress& address() const { return address_; }
   /// This host's address as ranks of other hosts see it; empty when none has come from elsewhere.
   std::string outward_address() const;
+  /// "; the store cannot ..." when it has no descriptor for another connection; empty when all is well.
+  std::string trouble() const;
   /// At its end the server then waits so long for the other ranks to leave first.
   void expect_readers(std::chrono::milliseconds at_most);
 

@@ -37,8 +37,9 @@ SocketAddress loopback_address(int port);
 /// Every interface, for listening.
 SocketAddress any_address(int port);
 
-/// A listening socket that forked children do not keep, and that can take its port again right after it was closed; invalid when the port
-/// is taken or the address is not ours, and errno says which.
+/// A listening socket that forked children do not keep, and that can take its port again right
+/// after it was closed; invalid when the port is taken or the address is not ours, and errno says
+/// which.
 Fd listen_at(const SocketAddress& where);
 /// A connected socket, non-blocking; invalid when that failed, and `why` says how.
 Fd connect_to(const SocketAddress& where, Clock::time_point deadline, std::string& why);

@@ -1,5 +1,6 @@
-// Records of blocked ranks in the store, and the search for a cycle among them. While a rank is blocked
-// its record does not change, and nor do its counts: so a cycle that is read twice, alike, is real.
+// Records of blocked ranks in the store, and the search for a cycle among them. While a rank is
+// blocked its record does not change, and nor do its counts: so a cycle that is read twice, alike,
+// is real.
 #include <lockstep/distributed/store/wait_board.h>
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace lockstep::dist {
 
 namespace {
 
-constexpr std::chrono::milliseconds kWrittenAfter(500), kLookEvery(250);
+constexpr std::chrono::milliseconds kWrittenAfter(300), kLookEvery(200);
 
 std::string key_of(int rank) { return str_cat("blocked/", rank); }
 
@@ -83,8 +84,8 @@ BlockedStoreWait::~BlockedStoreWait() {
   }
 }
 
-// Waits of one thread lie inside each other, and the innermost one counts. Those of several threads may
-// end in any order.
+// Waits of one thread lie inside each other, and the innermost one counts. Those of several threads
+// may end in any order.
 bool BlockedStoreWait::is_alone() const {
   std::lock_guard lock(store_.waits().mutex_);
   const auto& all = store_.waits().waits_;
@@ -96,7 +97,8 @@ bool BlockedStoreWait::is_alone() const {
 std::string BlockedStoreWait::look() {
   const Clock::time_point now = Clock::now();
   if (now < next_look_ || !is_alone() || foreign_threads() > 0) return {};
-  next_look_ = now + std::max<Clock::duration>(kLookEvery, std::chrono::milliseconds(10) * store_.size());
+  next_look_ =
+      now + std::max<Clock::duration>(kLookEvery, std::chrono::milliseconds(10) * store_.size());
   if (!written_) {
     std::map<std::string, uint64_t> counts;
     {
@@ -111,7 +113,8 @@ std::string BlockedStoreWait::look() {
   return find_deadlock();
 }
 
-// The shortest way from this rank over ranks that have not made the call, all blocked, back to this one.
+// The shortest way from this rank over ranks that have not made the call, all blocked, back to this
+// one.
 std::string BlockedStoreWait::find_deadlock() {
   const int me = store_.rank(), size = store_.size();
   std::vector<std::string> keys;

@@ -1,6 +1,6 @@
-// Deadlocks between groups of ranks that share no memory; the rule is shm/deadlock.h's. A rank that is
-// blocked for half a second writes into the job's store what it waits in and how many calls of each
-// group it has made, and from then on looks at the others' a few times a second.
+// Deadlocks between groups of ranks that share no memory; the rule is shm/deadlock.h's. A rank that
+// is blocked for a moment writes into the job's store what it waits in and how many calls of
+// each group it has made, and from then on looks at the others' a few times a second.
 #pragma once
 
 #include <chrono>
@@ -21,8 +21,8 @@ class Store;
 
 /// A call that a rank waits in.
 struct BlockedCall {
-  std::string calls;       // what is counted: WaitBoard::count's name for it, on those who must call
-  uint64_t number = 0;     // they must have made so many of them
+  std::string calls;    // what is counted: WaitBoard::count's name for it, on those who must call
+  uint64_t number = 0;  // they must have made so many of them
   std::vector<int> ranks;  // the job's ranks that must
   std::string text;        // "all_reduce(sum) of f32 [1], sequence number 3, of group gloo.1"
   std::string end_key;     // where the store keeps why its group has ended
@@ -48,8 +48,8 @@ class LOCKSTEP_API BlockedStoreWait {
   ~BlockedStoreWait();
   BlockedStoreWait(const BlockedStoreWait&) = delete;
 
-  /// To be called now and then. Returns what the deadlock is that this wait is part of, which by then
-  /// all its groups have ended with; empty when there is none.
+  /// To be called now and then. Returns what the deadlock is that this wait is part of, which by
+  /// then all its groups have ended with; empty when there is none.
   std::string look();
 
  private:

@@ -1,6 +1,6 @@
 // What travels between a Store and its server: frames, each four bytes of length and then that many
-// bytes. Both sides take every byte for hostile: lengths are limited before anything is kept, and an
-// Unpacker never reads past the end.
+// bytes. Both sides take every byte for hostile: lengths are limited before anything is kept, and
+// an Unpacker never reads past the end.
 #pragma once
 
 #include <cstdint>
