@@ -159,7 +159,8 @@ void check_derivative(const std::string& name, Function op, F exact, double boun
     for (size_t i = 0; i < values.size(); ++i) {
       using R = Wide<T>;
       const Terms<R> terms = exact(static_cast<R>(values[i]), static_cast<R>(ys[i]));
-      const R want = terms.a + terms.b, term = std::isinf(terms.a) ? 0 : terms.a;
+      const R want = terms.a + terms.b, larger = std::max(std::abs(terms.a), std::abs(terms.b)),
+              term = std::isfinite(larger) ? larger : 0;
       const double allowed =
           smallest * static_cast<double>(std::numeric_limits<T>::denorm_min() /
                                          std::max(ulp_of<T>(want), ulp_of<T>(term)));
