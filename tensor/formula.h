@@ -26,22 +26,31 @@ enum class Domain : uint8_t {
 };
 
 /// A scalar operand or parameter. Integers keep all 64 bits, and remember that they are integers: a
-/// float turns an integer tensor into f32, an integer does not. An unsigned integer above the range
-/// of int64_t is a float.
+/// float turns an integer tensor into f32, an integer does not; an integer turns a bool tensor into
+/// i64, a bool does not. An unsigned integer above the range of int64_t is a float.
 struct Number {
   double value = 0;
   int64_t whole = 0;     // if is_whole
-  bool is_whole = true;  // made from an integer
+  bool is_whole = true;  // made from an integer or a bool
+  bool is_bool = false;
 
   constexpr Number() = default;
   template <class T>
   requires std::is_arithmetic_v<T>
   constexpr Number(T v)  // NOLINT: implicit, so that x + 2 and pow(x, 0.5) read as they should
-      : value(static_cast<double>(v)), is_whole(std::is_integral_v<T>) {
+      : value(static_cast<double>(v)),
+        is_whole(std::is_integral_v<T>),
+        is_bool(std::is_same_v<T, bool>) {
     if constexpr (std::is_integral_v<T>) {
       is_whole = v < T(0) || static_cast<uint64_t>(v) <= uint64_t{INT64_MAX};
       if (is_whole) whole = static_cast<int64_t>(v);
     }
+  }
+
+  /// As a T, rounded once. A fraction must be in T's range.
+  template <class T>
+  constexpr T as() const {
+    return is_whole ? static_cast<T>(whole) : static_cast<T>(value);
   }
 };
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include <lockstep/tensor/dtype.h>
+#include <lockstep/tensor/element_cast.h>
 #include <lockstep/tensor/formula.h>
 #include <lockstep/tensor/shape.h>
 #include <lockstep/tensor/storage.h>
@@ -135,13 +136,12 @@ class LOCKSTEP_API Tensor {
            body_->offset * static_cast<int64_t>(size_of(dtype()));
   }
   Storage& storage() const { return *body().storage; }
-  /// The value of a tensor of one element, converted to T.
+  /// The value of a tensor of one element, converted to T as to() converts it.
   template <class T>
   T item() const {
-    if (is_floating_point() || !std::is_integral_v<T>) return static_cast<T>(item_as_double());
-    return static_cast<T>(item_as_int());
+    return is_floating_point() ? cast_element<T>(item_as_double()) : cast_element<T>(item_as_int());
   }
-  /// All elements in row-major order, converted to T.
+  /// All elements in row-major order, converted to T as to() converts them.
   template <class T>
   std::vector<T> to_vector() const {
     std::vector<T> values(static_cast<size_t>(numel()));
@@ -257,7 +257,7 @@ void Tensor::read_into(std::vector<T>& values) const {
   const Tensor dense = detach().contiguous();
   dispatch_any(dtype(), [&]<class E>(TypeTag<E>) {
     const E* p = dense.data<E>();
-    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(p[i]);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = cast_element<T>(p[i]);
   });
 }
 
@@ -293,7 +293,7 @@ Tensor tensor(const std::vector<T>& values, const Shape& shape, TensorOptions op
   Tensor t = empty(shape, {.dtype = options.dtype, .device = {}});
   dispatch_any(options.dtype, [&]<class E>(TypeTag<E>) {
     E* p = t.data<E>();
-    for (size_t i = 0; i < values.size(); ++i) p[i] = static_cast<E>(static_cast<T>(values[i]));
+    for (size_t i = 0; i < values.size(); ++i) p[i] = cast_element<E>(static_cast<T>(values[i]));
   });
   t = t.to(options.device);
   return options.requires_grad ? t.requires_grad_() : t;

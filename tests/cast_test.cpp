@@ -272,6 +272,10 @@ void check_integers(const Tensor& x) {
     INFO(name_of(x.dtype()), " ", from[i], " to ", name_of(t));
     CHECK(dense[i] == want);
     CHECK(strided[i] == want);
+    const auto at = static_cast<int64_t>(i);
+    CHECK(static_cast<int64_t>(x[at].item<To>()) == want);
+    CHECK(static_cast<int64_t>(x[at].to_vector<To>()[0]) == want);
+    CHECK(tensor(std::vector<double>{from[i]}, {1}, {.dtype = t}).item<int64_t>() == want);
     if (i == 0) CHECK(full({1}, from[i], {.dtype = t}).item<int64_t>() == want);
   }
 }
@@ -351,6 +355,21 @@ TEST_CASE("to(f16) and to(bf16) of NaN keep the sign and the upper bits of the p
     CHECK(half == (sign | 0x7E00 | (pattern >> 13 & 0x1FF)));
     CHECK(brain == (sign | 0x7FC0 | (pattern >> 16 & 0x3F)));
   }
+}
+
+TEST_CASE("item and to_vector convert to C++'s other integers by the same rules") {
+  const Tensor x = tensor(std::vector<double>{kInf, -kInf, kNan, -1, 1e10, -0.5, 0x1p63});
+  CHECK(x.to_vector<uint64_t>() ==
+        std::vector<uint64_t>{UINT64_MAX, 0, 0, 0, 10000000000, 0, uint64_t{1} << 63});
+  CHECK(x.to_vector<int16_t>() ==
+        std::vector<int16_t>{INT16_MAX, INT16_MIN, 0, -1, INT16_MAX, 0, INT16_MAX});
+  CHECK(x[0].item<int16_t>() == INT16_MAX);
+  CHECK(x[4].item<uint32_t>() == UINT32_MAX);
+  CHECK(scalar(0.5).item<bool>());
+  CHECK(full({1}, -1, {.dtype = DType::i64}).item<uint64_t>() == UINT64_MAX);
+  const std::vector<uint64_t> large{UINT64_MAX, uint64_t{1} << 63, (uint64_t{1} << 63) + 1};
+  CHECK(tensor(large, {3}, {.dtype = DType::bf16}).to_vector<double>() ==
+        std::vector<double>{0x1p64, 0x1p63, 0x1p63});
 }
 
 TEST_CASE("strided, channels-last, broadcast, empty and 0-d tensors") {

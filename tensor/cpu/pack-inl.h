@@ -28,7 +28,7 @@ struct Pack {
   R r;
 
   HWY_INLINE Pack(R v) : r(v) {}  // NOLINT: implicit
-  HWY_INLINE explicit Pack(Number n) : r(hn::Set(D(), static_cast<T>(n.value))) {}
+  HWY_INLINE explicit Pack(Number n) : r(hn::Set(D(), n.as<T>())) {}
 
   friend HWY_INLINE Pack operator+(Pack a, Pack b) { return hn::Add(a.r, b.r); }
   friend HWY_INLINE Pack operator-(Pack a, Pack b) { return hn::Sub(a.r, b.r); }
