@@ -251,8 +251,8 @@ HWY_INLINE Pack<float> through_f64(Pack<float> x, Exponent e) {
     part = whole_pow_for_f32(part, static_cast<int64_t>(std::fabs(e.p)));
     if (e.p < 0) part = Pack<double>(1) / part;
   }
-#if HWY_TARGET == HWY_SCALAR
-  return hn::DemoteTo(d, parts[0].r);
+#if HWY_TARGET == HWY_SCALAR  // whose DemoteTo makes infinity the largest float
+  return hn::Set(d, static_cast<float>(hn::GetLane(parts[0].r)));
 #else
   return hn::Combine(d, hn::DemoteTo(half, parts[1].r), hn::DemoteTo(half, parts[0].r));
 #endif
