@@ -1,6 +1,5 @@
-// LOCKSTEP_MAX_ISA: holding the processor to less than it has. Highway numbers instruction sets so
-// that better ones have lower bits; those below the limit's are disabled before the first kernel is
-// picked.
+// LOCKSTEP_MAX_ISA limits the instruction sets that are used. In Highway better instruction sets
+// have lower bits; those below the limit's bit are disabled before the first kernel is chosen.
 #include <lockstep/tensor/cpu/simd_targets.h>
 
 #include <hwy/targets.h>

@@ -38,15 +38,16 @@ DType promoted(Domain domain, const Tensor& a, const Tensor& b) {
   }
   return computes_in(domain, t);
 }
-/// An integer clamped to the range of an integer dtype, for ops that choose between it and elements.
+/// An integer clamped to the range of an integer dtype, for ops that select it or an element.
 Number clipped(Number n, DType t) {
   if (!n.is_whole) return n;
   if (t == DType::u8) return std::clamp<int64_t>(n.whole, 0, 255);
   if (t == DType::i32) return std::clamp<int64_t>(n.whole, INT32_MIN, INT32_MAX);
   return n;
 }
-/// A float that is to be compared with integers, as an integer if it is one. Others compare in f64,
-/// where rounding takes no integer across a fraction, nor, with these infinities, into the range.
+/// A float that is to be compared with integers, as an integer if it is one. Others are compared in
+/// f64, where rounding an i64 does not change the result; floats outside the range of i64 become
+/// infinite, so that no rounded integer equals them.
 Number comparable(Number n) {
   constexpr double kEnd = 0x1p63, kInf = std::numeric_limits<double>::infinity();
   if (n.is_whole) return n;
@@ -110,7 +111,7 @@ Tensor binary(Op op, const Tensor& a, const Tensor& b) {
 
 // ---- in place ----
 
-/// A copy of x before an in-place op, with the node that x has then.
+/// A copy of x before an in-place op, with x's node.
 Tensor before(const Tensor& x) {
   Tensor old = x.detach().clone();
   old.body().node = x.node();
@@ -151,7 +152,7 @@ Tensor& binary_(Op op, Tensor& x, Tensor other) {
   const bool records = is_grad_enabled() && (x.node() || other.node());
   other = other.to(x.dtype());
   if (detail::overlaps(x, other)) other = other.clone();
-  // What backward reads must be the values from before, of `other` too where it is x itself.
+  // Backward must read the values before the op, of `other` too where it is x itself.
   constexpr bool saves = (Node::saves & (kInput(0) | kInput(1))) != 0;
   const Tensor input = records && saves ? before(x) : x;
   if (records && saves && other.data_ptr() == x.data_ptr()) {
@@ -209,8 +210,8 @@ struct DropoutOp {
   }
 };
 
-/// What an in-place op takes: a float without a fractional part is an integer to an integer tensor,
-/// which could not hold the result otherwise.
+/// The number for an in-place op: with an integer tensor, which cannot hold a float result, a float
+/// without a fractional part is an integer.
 Number operand_for(const Tensor& x, Number n) {
   if (n.is_whole || x.is_floating_point()) return n;
   return std::abs(n.value) <= 0x1p53 ? comparable(n) : n;

@@ -1,6 +1,6 @@
-// Symbol: the value type of a recorded backward. It is a Tensor, or a plain number without dtype or
-// device; what is computed from numbers alone is a number, so only what depends on tensors becomes
-// ops in the graph.
+// Symbol: the value type of derivatives under create_graph. It is a Tensor, or a number without
+// dtype and device; an operation on two numbers gives a number, so only those on tensors become ops
+// in the graph.
 #pragma once
 
 #include <algorithm>
