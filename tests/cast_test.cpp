@@ -135,7 +135,7 @@ void check_rounding(DType t) {
 
 }  // namespace
 
-TEST_CASE("all 65536 halves widen to their values, and back to themselves") {
+TEST_CASE("to(f32) and to(f64) of all 65536 values of f16 and bf16 are exact, and back") {
   for (DType t : kTwoByte)
     for (DType wide : {DType::f32, DType::f64}) {
       const Tensor x = all_bits(t), y = x.to(wide), back = y.to(t);
@@ -155,7 +155,7 @@ TEST_CASE("all 65536 halves widen to their values, and back to themselves") {
     }
 }
 
-TEST_CASE("floats and doubles round to nearest even, once") {
+TEST_CASE("to(f16) and to(bf16) of f32 and f64 round to nearest even, once") {
   for (DType t : kTwoByte) {
     check_rounding<float>(t);
     check_rounding<double>(t);
@@ -169,7 +169,7 @@ TEST_CASE("floats and doubles round to nearest even, once") {
   CHECK(scalar(-0x1.8p-25, {.dtype = DType::f16}).item<double>() == -0x1p-24);
 }
 
-TEST_CASE("integers round once, however large") {
+TEST_CASE("to(f16) and to(bf16) of integers round once, however large") {
   std::mt19937_64 random(3);
   std::vector<int64_t> x{0,
                          1,
@@ -221,7 +221,7 @@ TEST_CASE("integers round once, however large") {
   }
 }
 
-TEST_CASE("every dtype from and to both") {
+TEST_CASE("to() between every dtype and f16 or bf16") {
   for (DType t : kTwoByte) {
     const Tensor x = tensor(std::vector<double>{0, -0.0, 1, 2.75, 100, 200.5}).to(t);
     for (DType other : kOthers) {
@@ -456,7 +456,7 @@ TEST_CASE("the gradient of a cast is the cast back") {
   }
 }
 
-TEST_CASE("arithmetic refuses them by name") {
+TEST_CASE("arithmetic with f16 and bf16 is an error that names the dtype") {
   const Tensor x = ones({2}, {.dtype = DType::f16});
   CHECK_THROWS_WITH_AS(x + x, doctest::Contains("f16"), DTypeError);
   CHECK_THROWS_WITH_AS(sum(x), doctest::Contains("f16"), DTypeError);

@@ -20,7 +20,7 @@ std::vector<double> values(const Tensor& t) { return t.to_vector<double>(); }
 using V = std::vector<double>;
 }  // namespace
 
-TEST_CASE("two tensors promote as in PyTorch") {
+TEST_CASE("promotion of two tensors is PyTorch's") {
   auto result = [](DType a, DType b) {
     return (ones({2}, {.dtype = a}) + ones({2}, {.dtype = b})).dtype();
   };
@@ -39,8 +39,7 @@ TEST_CASE("two tensors promote as in PyTorch") {
   CHECK((scalar(1) + scalar(1, {.dtype = DType::f64})).dtype() == DType::f64);
 }
 
-TEST_CASE(
-    "a number keeps a floating dtype, and turns integers into f32 only when it is fractional") {
+TEST_CASE("promotion with a number: floats stay, only a fraction turns integers into f32") {
   const Tensor f = of({1, 2}), d = of({1, 2}, DType::f64), i = of({1, 2}, DType::i64),
                u = of({1, 200}, DType::u8), b = of({0, 1}, DType::boolean);
   CHECK((f * 2.5).dtype() == DType::f32);
@@ -64,7 +63,7 @@ TEST_CASE(
   CHECK_THROWS_AS(relu(b), DTypeError);
 }
 
-TEST_CASE("an integer turns bool into i64, a bool does not") {
+TEST_CASE("promotion with a number: an integer turns bool into i64, a bool does not") {
   const Tensor b = of({0, 1}, DType::boolean);
   const auto is = [](const Tensor& y, DType t, const V& want) {
     CHECK(y.dtype() == t);
@@ -243,7 +242,7 @@ TEST_CASE("where inside and around sqrt keeps the gradient finite on the branch 
   CHECK(values(autograd::grad({y}, {x}, {of({1, 1})})[0]) == V{0, 0.25});
 }
 
-TEST_CASE("gradients reach operands in their own dtype") {
+TEST_CASE("gradients of promoted operands have the operands' dtypes") {
   Tensor a = of({1, 2}).requires_grad_(), b = of({3, 4}, DType::f64).requires_grad_();
   const auto g = autograd::grad({a * b}, {a, b}, {of({1, 1}, DType::f64)});
   CHECK(g[0].dtype() == DType::f32);
@@ -251,8 +250,7 @@ TEST_CASE("gradients reach operands in their own dtype") {
   CHECK(values(g[1]) == V{1, 2});
 }
 
-TEST_CASE(
-    "equal inputs of maximum and minimum share the gradient; kinks have PyTorch's derivatives") {
+TEST_CASE("maximum and minimum of equal inputs share the gradient; kinks are PyTorch's") {
   Tensor a = of({1, 2, 3}).requires_grad_(), b = of({2, 2, 2}).requires_grad_();
   const Tensor dy = of({4, 4, 4});
   auto g = autograd::grad({maximum(a, b)}, {a, b}, {dy});
@@ -308,7 +306,7 @@ TEST_CASE("shapes that do not broadcast are an error that names op and shapes") 
   }
 }
 
-TEST_CASE("the last handle's bytes take the result, if nobody can see them") {
+TEST_CASE("relu reuses the storage of a last handle that nothing else refers to") {
   Tensor t = of({-1, 2});
   const void* bytes = t.data_ptr();
   Tensor y = relu(std::move(t));
@@ -333,7 +331,7 @@ TEST_CASE("the last handle's bytes take the result, if nobody can see them") {
   CHECK(silu(std::move(s)).data_ptr() != at);
 }
 
-TEST_CASE("working in place never touches what backward needs") {
+TEST_CASE("reuse of storage never changes what backward needs") {
   Tensor x = of({-1, 0.5, 2}).requires_grad_();
   const Tensor w = of({1, 1, 1});
   const V want = values(autograd::grad({relu(sigmoid(x) + 0.0)}, {x}, {w})[0]);
@@ -348,7 +346,7 @@ TEST_CASE("working in place never touches what backward needs") {
   CHECK(relu(std::move(x)).data_ptr() != leaf_bytes);  // a leaf's values are the user's
 }
 
-TEST_CASE("in-place ops refuse what would spoil gradients") {
+TEST_CASE("in-place ops on a leaf, or on what backward needs, are errors") {
   Tensor leaf = of({1, 2}).requires_grad_();
   CHECK_THROWS_AS(relu_(leaf), AutogradError);
   CHECK_THROWS_AS(leaf.add_(1), AutogradError);
