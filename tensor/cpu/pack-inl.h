@@ -93,7 +93,7 @@ HWY_INLINE void store_some(Pack<T> v, T* p, size_t k) {
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
   hn::BlendedStore(v.r, hn::FirstN(d, k), d, p);
 #else
-  HWY_ALIGN T lanes[HWY_MAX_BYTES / sizeof(T)];
+  HWY_ALIGN T lanes[HWY_MAX_BYTES / sizeof(T)] = {};
   hn::Store(v.r, d, lanes);
   for (size_t i = 0; i < k; ++i) p[i] = lanes[i];
 #endif
