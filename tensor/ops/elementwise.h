@@ -8,7 +8,8 @@
 // Accuracy: for every input, subnormal numbers included, a result differs from the exact one by at
 // most the stated number of ulp (units in its last place), on every instruction set; 0.5 where none
 // is stated. Instruction sets may differ from each other within that. At infinity a result is the
-// limit. tests/accuracy_test.cpp measures these bounds, and those of the derivatives.
+// limit. A number is rounded to the dtype of the computation first. tests/accuracy_test.cpp
+// measures these bounds, and those of the derivatives.
 //
 // Backward multiplies the output's gradient by the derivative, as PyTorch does. Where the gradient
 // is 0 and the derivative infinite the product is NaN: where(gt(x, 0), sqrt(x), 0) has a NaN
@@ -68,9 +69,9 @@ LOCKSTEP_API Tensor clamp(Tensor x, Number low, Number high);
 LOCKSTEP_API Tensor pow(Tensor x, Number exponent);
 /// Whether x is 0; bool.
 LOCKSTEP_API Tensor logical_not(Tensor x);
-/// In training each element is 0 with probability p, else x / (1 - p); otherwise x itself. The mask
-/// depends on the generator's next key and the element's index alone: not on threads, memory order
-/// or device, and only the key is saved for backward. p in [0, 1], else ValueError.
+/// In training each element is 0 with probability p, else x / (1 - p), 1.5 ulp; otherwise x itself.
+/// The mask depends on the generator's next key and the element's index alone: not on threads,
+/// memory order or device, and only the key is saved for backward. p in [0, 1], else ValueError.
 /// Srivastava et al., 2014.
 LOCKSTEP_API Tensor dropout(Tensor x, double p = 0.5, bool training = true,
                             Generator& generator = default_generator());
