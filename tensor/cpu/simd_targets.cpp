@@ -22,7 +22,7 @@ void respect_isa_limit() {
     else if (name == "sse4")
       disabled = HWY_SSE4 - 1;
     else if (name == "scalar")
-      disabled = HWY_SCALAR - 1;
+      disabled = HWY_EMU128 - 1;  // which is there instead of HWY_SCALAR with clang
     else
       fail<ValueError>("LOCKSTEP_MAX_ISA: must be avx2, sse4 or scalar, got ", name);
     hwy::DisableTargets(disabled);
