@@ -1,5 +1,5 @@
-// Reverse-mode traversal of the graph: count how often each reachable node is used, notify the watchers
-// of leaves, then run the nodes whose gradient is complete, latest made first.
+// Reverse-mode traversal of the graph: count how often each reachable node is used, notify the
+// watchers of leaves, then run the nodes whose gradient is complete, latest made first.
 #include <algorithm>
 #include <queue>
 #include <unordered_map>
@@ -10,16 +10,16 @@
 namespace lockstep {
 namespace {
 
-/// What a backward knows of one node.
+/// State of one node during a backward.
 struct Task {
   int pending = 0;     // uses whose gradient has not arrived yet
   Tensor gradient;     // the sum of those that have
-  bool own = false;    // nobody else holds `gradient`: it may be added to in place
+  bool own = false;    // `gradient` is referenced nowhere else: it may be added to in place
   int capture = -1;    // index among grad()'s inputs
-  bool needed = true;  // leads to a leaf that collects, or to one of grad()'s inputs
+  bool needed = true;  // leads to a leaf that accumulates, or to one of grad()'s inputs
 };
 
-/// Whether several elements of t are the same bytes, as after expand.
+/// Whether several elements of t share memory, as after expand.
 bool repeats(const Tensor& t) {
   for (int d = 0; d < t.dim(); ++d)
     if (t.strides()[d] == 0 && t.shape()[d] > 1) return true;
@@ -43,7 +43,7 @@ class Backward {
     }
     count_uses();
     for (size_t i = 0; i < outputs.size(); ++i) {
-      // A gradient the caller holds is not ours to add to.
+      // The caller's gradient must not be added to in place.
       receive(*roots_[i], gradients[i], false);
     }
   }
@@ -74,8 +74,8 @@ class Backward {
   }
 
  private:
-  /// For grad(): a node is needed if it is wanted itself or one of its inputs is needed (post-order
-  /// walk).
+  /// For grad(): a node is needed if it is one of grad()'s inputs or one of its inputs is needed
+  /// (post-order traversal).
   void mark_needed() {
     std::vector<std::pair<Node*, size_t>> stack;
     std::unordered_map<Node*, bool> entered;
@@ -243,15 +243,15 @@ class Backward {
                      input.shape);
       LOCKSTEP_CHECK(g.dtype() == input.dtype, DTypeError, "backward of ", node_.name(),
                      ": the gradient of input ", i, " is ", g.dtype(), ", the input ", input.dtype);
-      // A gradient that is dy itself, or a view of it, or kept by the op, may be in use elsewhere
-      // too; one that was expanded cannot be added to.
+      // A gradient that is dy, a view of it, or kept by the op may be in use elsewhere too; one
+      // that was expanded cannot be added to.
       const bool own = g.ref()->use_count() == 1 && g.storage().use_count() == 1 && !repeats(g);
       const Leaf* leaf = input.as_leaf();
       walk_.receive(input, std::move(g),
                     own || (leaf && leaf->slot.defined() && g.defined() && g.is_same(leaf->slot)));
     }
 
-    /// Throws if the backward that ran left out a gradient.
+    /// Throws if the node's backward did not set a gradient that is needed.
     void check_complete() const {
       for (size_t i = 0; i < std::min<size_t>(node_.inputs.size(), 64); ++i)
         LOCKSTEP_CHECK((said_ >> i & 1) || !needed(static_cast<int>(i)), AutogradError,

@@ -1,8 +1,7 @@
-// grad(): derivatives of outputs by chosen inputs, returned instead of collected in leaves. No leaf
-// is touched and no hook that follows accumulation fires.
+// grad(): derivatives of outputs by chosen inputs, returned instead of accumulated in leaves. No
+// leaf changes, and no hook that follows accumulation runs.
 //
-//   Tensor dx = autograd::grad({loss}, {x}, {}, {.create_graph = true})[0];   // differentiate dx
-//   again
+//   Tensor dx = autograd::grad({loss}, {x}, {}, {.create_graph = true})[0];  // dx.backward() works
 #pragma once
 
 #include <vector>
@@ -14,8 +13,8 @@ namespace lockstep::autograd {
 struct GradOptions {
   bool retain_graph = false;
   bool create_graph = false;  // record the backward itself; implies retain_graph
-  bool allow_unused =
-      false;  // an input that no output depends on gets an undefined tensor, not an error
+  /// An input that no output depends on gets an undefined tensor instead of an error.
+  bool allow_unused = false;
 };
 
 /// The gradients of sum_k <grad_outputs[k], outputs[k]> by each input. A grad_outputs that is empty

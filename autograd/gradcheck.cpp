@@ -10,7 +10,7 @@
 namespace lockstep::autograd {
 namespace {
 
-/// A fixed tensor of numbers in [0.5, 1.5): a plain sum would not see elements that trade places.
+/// A fixed tensor of numbers in [0.5, 1.5): a plain sum would not detect permuted elements.
 Tensor weights(const Tensor& like, uint64_t offset) {
   Tensor w = empty(like.shape(), {.dtype = DType::f64});
   const RandomKey key{.seed = 20, .offset = offset};
@@ -26,8 +26,8 @@ std::vector<Tensor> trainable(const std::vector<Tensor>& inputs) {
   return list;
 }
 
-/// The comparison; `recorded` takes the gradient as create_graph makes it, where an op leaves its
-/// kernels.
+/// The comparison; `recorded` takes the gradient under create_graph, which ops compute by ops
+/// instead of derivative kernels.
 void compare(const Differentiable& f, const std::vector<Tensor>& inputs, GradcheckOptions options,
              bool recorded) {
   for (size_t i = 0; i < inputs.size(); ++i)
@@ -41,7 +41,7 @@ void compare(const Differentiable& f, const std::vector<Tensor>& inputs, Gradche
       grad({(y * v).sum()}, wanted, {}, {.create_graph = recorded, .allow_unused = true});
   auto value = [&] { return (f(inputs).detach() * v).sum().item<double>(); };
   for (size_t k = 0; k < wanted.size(); ++k) {
-    const Tensor x = wanted[k].detach();  // the same bytes
+    const Tensor x = wanted[k].detach();  // shares its storage
     const Tensor dx = gradients[k].defined() ? gradients[k].detach().contiguous()
                                              : zeros(x.shape(), {.dtype = DType::f64});
     LOCKSTEP_CHECK(x.is_contiguous(), ShapeError, "gradcheck: inputs must be contiguous");

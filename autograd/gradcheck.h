@@ -1,5 +1,5 @@
-// gradcheck: compares the derivatives that backward gives with finite differences. For anyone who
-// writes an op.
+// gradcheck: compares the derivatives that backward computes with finite differences, for tests of
+// ops.
 //
 //   autograd::gradcheck([](const std::vector<Tensor>& in) { return my_op(in[0], in[1]); }, {x, w});
 #pragma once

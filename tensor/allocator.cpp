@@ -1,7 +1,6 @@
-// Two kinds of blocks. Small ones go to malloc, whose per-thread cache is as fast as anything here
-// could be. Large ones, which malloc would return to the system and page in again each step, are
-// kept in one list per size class (four classes per power of two, so at most a quarter of a block
-// is waste).
+// Two kinds of blocks. Small ones come from malloc, whose per-thread cache is fast. Large ones,
+// which malloc would return to the system and page in again each step, are kept in one free list
+// per size class (four classes per power of two, so at most a quarter of a block is unused).
 #include <lockstep/tensor/allocator.h>
 
 #include <pthread.h>
@@ -40,7 +39,7 @@ struct Cache {
 /// Never destroyed: tensors in static variables may be freed after everything else.
 Cache& cache() {
   static Cache* c = [] {
-    // A child that is forked while another thread holds the mutex would wait for it for ever.
+    // A child forked while another thread holds the mutex would deadlock.
     pthread_atfork([] { cache().mutex.lock(); }, [] { cache().mutex.unlock(); },
                    [] { cache().mutex.unlock(); });
     return new Cache;
@@ -64,7 +63,7 @@ namespace cpu {
 void* allocate(size_t bytes) {
   void* block = nullptr;
   if (bytes <= kSmall) {
-    // malloc aligns to 16 bytes; the word before the aligned block remembers where malloc's began.
+    // malloc aligns to 16 bytes; the word before the aligned block holds malloc's pointer.
     char* raw = static_cast<char*>(std::malloc(bytes + kAlign));
     if (raw) {
       char* aligned = raw + kAlign - reinterpret_cast<uintptr_t>(raw) % kAlign;

@@ -1,5 +1,5 @@
-// The caching CPU allocator: freed blocks are kept by size class and handed out again, so that a
-// training step asks the operating system for nothing. Blocks are aligned to 64 bytes.
+// The caching CPU allocator: freed blocks are kept by size class and reused, so that a training
+// step requests no memory from the operating system. Blocks are aligned to 64 bytes.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ struct MemoryStats {
   int64_t active_bytes = 0;     // in live tensors
   int64_t peak_bytes = 0;       // the most that was ever active at once
   int64_t cached_bytes = 0;     // freed, and kept for reuse
-  int64_t system_requests = 0;  // blocks that had to come from the operating system
+  int64_t system_requests = 0;  // blocks requested from the operating system
 };
 
 /// What the allocator of CPU tensors holds now.

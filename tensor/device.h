@@ -1,5 +1,5 @@
-// Device: where a tensor's bytes live. A device-free core: cuda exists as a name here, and its
-// kernels come from a plug-in that fills the ops' function tables.
+// Device: where a tensor's memory is. The library has kernels for the CPU; those for cuda come from
+// a plug-in that enters them in the ops' tables.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,7 @@ struct Device {
   bool is_cpu() const { return type == DeviceType::cpu; }
   bool is_cuda() const { return type == DeviceType::cuda; }
 
-  /// The device for a process with this index on its host: its GPU where there is one, else the
-  /// CPU.
+  /// The device for the process with this local rank: its GPU if there is one, else the CPU.
   static Device best([[maybe_unused]] int local_rank = 0) { return {}; }
 };
 
@@ -29,8 +28,7 @@ inline void append(std::string& text, Device d) {
   text += d.is_cpu() ? "cpu" : "cuda:" + std::to_string(d.index);
 }
 
-/// One kernel per device, in the op's own struct: typed, no strings, no void*. A device whose
-/// plug-in is not loaded answers with an error that says why.
+/// One typed kernel per device. on() throws DeviceError for a device whose kernels are not loaded.
 template <class Signature>
 class Kernel;
 template <class R, class... Args>

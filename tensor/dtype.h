@@ -1,5 +1,6 @@
-// DType: what one element of a tensor is. f32 f64 i64 i32 u8 and bool compute; f16 and bf16 are made,
-// stored, sent, copied and converted, and every op that computes refuses them by name for now.
+// DType: the type of a tensor's elements. Ops compute in f32, f64, i64, i32, u8 and bool; tensors
+// of f16 and bf16 can be created, stored, sent, copied and converted, and other ops throw
+// DTypeError.
 #pragma once
 
 #include <cstddef>
@@ -89,8 +90,8 @@ struct TypeTag {
   using type = T;
 };
 
-/// Calls f(TypeTag<T>()) with the element type of `t`; `op` names the caller when `t` has no
-/// kernels.
+/// Calls f(TypeTag<T>()) with the element type of `t`; throws a DTypeError that names `op` for f16
+/// and bf16.
 template <class F>
 decltype(auto) dispatch(std::string_view op, DType t, F&& f) {
   switch (t) {
@@ -111,8 +112,7 @@ decltype(auto) dispatch(std::string_view op, DType t, F&& f) {
   }
 }
 
-/// The same for every dtype, Half and BFloat16 too: for what moves and converts elements, and leaves
-/// computing with them alone.
+/// The same for every dtype, f16 and bf16 too: for code that moves or converts elements.
 template <class F>
 decltype(auto) dispatch_any(DType t, F&& f) {
   if (t == DType::f16) return f(TypeTag<Half>());

@@ -16,18 +16,19 @@ inline constexpr bool is_two_byte_float = std::is_same_v<T, Half> || std::is_sam
 /// The integer part; beyond the range its nearest end, and 0 for NaN.
 template <class To, class From>
 constexpr To integer_part(From v) {
-  // Both ends are powers of two, and so exact.
-  constexpr From low = static_cast<From>(std::numeric_limits<To>::min());
-  if (v >= low && v < -low) return static_cast<To>(v);
+  using L = std::numeric_limits<To>;
+  // Both ends are 0 or powers of two, and so exact.
+  constexpr From low = static_cast<From>(L::min()), end = static_cast<From>(L::max() / 2 + 1) * 2;
+  if (v >= low && v < end) return static_cast<To>(v);
   if (v != v) return 0;
-  return v < 0 ? std::numeric_limits<To>::min() : std::numeric_limits<To>::max();
+  return v < 0 ? L::min() : L::max();
 }
 }  // namespace detail
 
-/// To bool: whether it differs from 0. A float to i64 and i32: without its fraction; outside the
-/// range the nearest integer of the range; NaN gives 0. To u8: by way of i64, modulo 256. Integers to
-/// narrower ones: modulo their range. To f16 and bf16: to nearest, ties to even, rounded once from
-/// any dtype. Otherwise as C++ converts.
+/// To bool: whether it differs from 0. A float to i64, i32 and C++'s other integers: without its
+/// fraction; outside the range the nearest integer of the range; NaN gives 0. To u8: by way of i64,
+/// modulo 256. Integers to narrower ones: modulo their range. To f16 and bf16: to nearest, ties to
+/// even, rounded once from any dtype. Otherwise as C++ converts.
 template <class To, class From>
 To cast_element(From v) {
   if constexpr (std::is_same_v<To, From>)

@@ -1,5 +1,5 @@
-// Error and its family: every failure of the library is one of these, thrown and never printed.
-// A message says, in this order: the op, the rule, the actual values, a hint:
+// Error and its subclasses: the library reports every failure by throwing one of them.
+// A message gives the op, the rule, the actual values and a hint, in this order:
 //   "matmul: inner dimensions differ: [2, 3] x [4, 5]; did you mean b.transpose(0, 1)?"
 #pragma once
 
@@ -17,21 +17,22 @@ class LOCKSTEP_API Error : public std::exception {
  public:
   explicit Error(std::string text) : text_(std::move(text)) {}
   const char* what() const noexcept override { return text_.c_str(); }
-  /// Adds where it happened, e.g. "in Net.fc1 (Linear 9216->128)"; modules do this on the way out.
+  /// Adds where it happened, e.g. "in Net.fc1 (Linear 9216->128)"; modules call this as the error
+  /// propagates.
   void add_context(std::string_view where) {
     last_line_ = text_.size();
     text_.append("\n  ").append(where);
     place_ = {};
   }
 
-  /// The modules that the error has left: the outermost so far, the path below it, the innermost's
-  /// name.
+  /// The modules that the error has propagated through: the outermost so far, the path below it,
+  /// the innermost's name.
   struct Place {
     const void* outermost = nullptr;
     std::string path, innermost;
   };
   const Place& place() const { return place_; }
-  /// Writes the last line of context anew, when one module more is known, or begins another.
+  /// Replaces the last line of context (`same_line`), or adds another; called for each module.
   void set_place(Place place, std::string_view where, bool same_line) {
     if (same_line) text_.resize(last_line_);
     add_context(where);
@@ -72,7 +73,7 @@ class LOCKSTEP_API DistError : public Error {
   using Error::Error;
 };
 
-// `append(text, x)` is how a value enters a message; a type of its own joins by overloading it.
+// Overload append(text, x) for a type to use its values in messages.
 inline void append(std::string& text, std::string_view s) { text += s; }
 inline void append(std::string& text, const char* s) { text += s; }
 inline void append(std::string& text, char c) { text += c; }

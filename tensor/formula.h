@@ -1,6 +1,6 @@
-// What the text of the element-wise formulas (formulas-inl.h) needs, and all it may include: lists
-// of ops, the dtypes an op takes, and Number, an op's scalar parameter. Standard library only, so
-// that a CUDA kernel can include the same text.
+// What the element-wise formulas (formulas-inl.h) depend on: lists of ops, the dtypes of an op, and
+// Number, a scalar parameter. Includes the standard library only, so that a CUDA kernel can include
+// the formulas.
 #pragma once
 
 #include <array>
@@ -17,31 +17,40 @@ List<A..., B...> operator+(List<A...>, List<B...>) {
   return {};
 }
 
-/// The dtypes that a formula computes in. Integers given to a `floats` op are converted to f32
-/// first.
+/// The dtypes that a formula computes in. A `floats` op converts integers to f32 first.
 enum class Domain : uint8_t {
   any,      // every dtype
   numbers,  // all but bool
   floats,
 };
 
-/// A scalar operand or parameter. Integers keep all 64 bits, and remember that they are integers: a
-/// float turns an integer tensor into f32, an integer does not. An unsigned integer above the range
-/// of int64_t is a float.
+/// A scalar operand or parameter: a float, an integer of 64 bits, or a bool. The kind decides
+/// promotion: a float turns an integer tensor into f32, an integer does not; an integer turns a
+/// bool tensor into i64, a bool does not. An unsigned integer above the range of int64_t is a
+/// float.
 struct Number {
   double value = 0;
   int64_t whole = 0;     // if is_whole
-  bool is_whole = true;  // made from an integer
+  bool is_whole = true;  // made from an integer or a bool
+  bool is_bool = false;
 
   constexpr Number() = default;
   template <class T>
   requires std::is_arithmetic_v<T>
   constexpr Number(T v)  // NOLINT: implicit, so that x + 2 and pow(x, 0.5) read as they should
-      : value(static_cast<double>(v)), is_whole(std::is_integral_v<T>) {
+      : value(static_cast<double>(v)),
+        is_whole(std::is_integral_v<T>),
+        is_bool(std::is_same_v<T, bool>) {
     if constexpr (std::is_integral_v<T>) {
       is_whole = v < T(0) || static_cast<uint64_t>(v) <= uint64_t{INT64_MAX};
       if (is_whole) whole = static_cast<int64_t>(v);
     }
+  }
+
+  /// As a T, rounded once. A fraction must be in T's range.
+  template <class T>
+  constexpr T as() const {
+    return is_whole ? static_cast<T>(whole) : static_cast<T>(value);
   }
 };
 

@@ -1,7 +1,7 @@
-// Every element-wise op, once: its formula `f` and its derivatives, templates over the value type V.
-// V is a SIMD pack in the CPU kernels, a plain number in a CUDA kernel, and a Symbol (a Tensor, or a
-// number) when the backward itself is recorded. An op is a value: its fields are its parameters, and
-// an op with fields has probe(), parameters that reach every branch of its derivatives.
+// The formula `f` and the derivatives of every element-wise op, templates over the value type V. V
+// is a SIMD pack in the CPU kernels, a plain number in a CUDA kernel, and a Symbol (a Tensor or a
+// number) under create_graph. An op's fields are its parameters; an op with fields has probe(),
+// which returns parameters that reach every branch of its derivatives.
 //
 // No include guard: the text is included once per SIMD target and once for the host, each time
 // inside a namespace, with LOCKSTEP_FORMULA set to what functions there are marked with. A
@@ -10,7 +10,7 @@
 // at the end.
 // clang-format off
 
-/// What an op is unless it says otherwise.
+/// The defaults of an op.
 struct Defaults {
   static constexpr Domain domain = Domain::floats;
   static constexpr bool predicate = false;  // the result is bool
@@ -307,7 +307,7 @@ struct Dropout : Defaults {
   }
 };
 
-// ---- the lists: what is not named here does not exist ----
+// ---- the lists of ops, from which kernels, tables and tests are made ----
 
 using UnaryOps = List<Relu, Sigmoid, Tanh, Exp, Log, Sqrt, Abs, Neg, Square, Silu,
                       Softplus, Gaussian, Erf, Ndtr, Gelu, LeakyRelu, Clamp, Pow>;

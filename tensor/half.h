@@ -29,6 +29,10 @@ inline float round_to_odd(int64_t value) {
     value = (value & ~int64_t{0xFFFF}) | ((value & 0xFFFF) != 0 ? 0x10000 : 0);
   return round_to_odd(static_cast<double>(value));
 }
+inline float round_to_odd(uint64_t value) {
+  if (value <= INT64_MAX) return round_to_odd(static_cast<int64_t>(value));
+  return 2 * round_to_odd(static_cast<int64_t>(value >> 1 | (value & 1)));
+}
 
 }  // namespace detail
 
@@ -42,7 +46,9 @@ struct Half {
   explicit Half(float value) : bits(round(std::bit_cast<uint32_t>(value))) {}
   explicit Half(double value) : Half(detail::round_to_odd(value)) {}
   template <std::integral T>
-  explicit Half(T value) : Half(detail::round_to_odd(static_cast<int64_t>(value))) {}
+  explicit Half(T value)
+      : Half(detail::round_to_odd(
+            static_cast<std::conditional_t<std::is_unsigned_v<T>, uint64_t, int64_t>>(value))) {}
   inline explicit Half(BFloat16 value);
 
   template <class T>
@@ -80,7 +86,9 @@ struct BFloat16 {
   explicit BFloat16(float value) : bits(round(std::bit_cast<uint32_t>(value))) {}
   explicit BFloat16(double value) : BFloat16(detail::round_to_odd(value)) {}
   template <std::integral T>
-  explicit BFloat16(T value) : BFloat16(detail::round_to_odd(static_cast<int64_t>(value))) {}
+  explicit BFloat16(T value)
+      : BFloat16(detail::round_to_odd(
+            static_cast<std::conditional_t<std::is_unsigned_v<T>, uint64_t, int64_t>>(value))) {}
   explicit BFloat16(Half value) : BFloat16(static_cast<float>(value)) {}
 
   template <class T>

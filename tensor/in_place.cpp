@@ -1,7 +1,7 @@
-// In-place changes and the graph. A change of a tensor x becomes a node whose first input is what x
-// was before. If x is a view, its base then comes from "what the base was, with the view's elements
-// replaced", and every other view of the base is outdated: when asked for its node, it takes a new one
-// that reads its elements out of the base. This is PyTorch's CopySlices, made of ordinary nodes.
+// In-place ops in the graph. An in-place op on x becomes a node whose first input is x before the
+// op. If x is a view, its base gets a node that is the previous base with the view's elements
+// replaced, and every other view of the base is outdated: node() then gives it a new node that
+// reads its elements from the base. This is PyTorch's CopySlices, made of ordinary nodes.
 #include <mutex>
 
 #include <lockstep/tensor/op.h>
@@ -54,10 +54,10 @@ struct ViewInBase {
   }
 };
 
-// Three linear maps between tensors of the base's shape and of the view's; their derivatives are each
-// other.
+// Three linear maps between tensors of the base's shape and of the view's shape; each one's
+// derivative is another one, or itself.
 
-/// The view's elements out of a tensor of the base's shape.
+/// The view's elements of a tensor of the base's shape.
 struct TakeView {
   static constexpr const char* name = "take_view";
   static constexpr unsigned saves = 0;
@@ -127,7 +127,7 @@ struct ReplaceView {
   }
 };
 
-/// A view that was outdated, read out of its base.
+/// An outdated view, read from its base again.
 struct ReadView {
   static constexpr const char* name = "read_view";
   static constexpr unsigned saves = 0;
@@ -137,7 +137,7 @@ struct ReadView {
   }
 };
 
-/// The node of an op whose result stands in y already.
+/// The node of an op whose result is in y already.
 template <class Op, class... Inputs>
 Ref<Node> node_of(Op op, const Tensor& y, const Inputs&... inputs) {
   Saver saver(false);
@@ -175,8 +175,8 @@ void check_in_place(const char* op, const Tensor& x, bool records) {
                  "change a clone() of the leaf");
   LOCKSTEP_CHECK(
       !root.untracked_view, AutogradError, op,
-      ": in-place change of a view that was made under NoGradGuard, so that what it views "
-      "could not follow; make the view in grad mode, or clone() it");
+      ": in-place change of a view that was made under NoGradGuard, so that its base is not "
+      "recorded; make the view in grad mode, or clone() it");
   LOCKSTEP_CHECK(
       !x.body().base || !repeats_elements(root.shape, root.strides), AutogradError, op,
       ": in-place change of a view of a tensor that repeats its elements in memory (shape ",

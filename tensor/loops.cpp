@@ -1,4 +1,4 @@
-// LoopPlan: how an element-wise walk is laid out (broadcast, order, merge) and cut into pieces.
+// How a LoopPlan is made (broadcast, order, merge) and cut into pieces.
 #include <lockstep/tensor/loops.h>
 
 #include <algorithm>
@@ -58,15 +58,15 @@ LoopPlan LoopPlan::make(std::span<const Tensor* const> operands, bool keep_order
     LOCKSTEP_CHECK(t.dim() <= plan.dims, ShapeError, "loop: ", t.shape(), " does not broadcast to ",
                    shape);
     for (int d = 0; d < plan.dims; ++d) {
-      const int own = t.dim() - 1 - d;  // dimensions it lacks, and those of size 1, are repeated
+      const int own = t.dim() - 1 - d;  // missing dimensions and those of size 1 are repeated
       const bool repeats = own < 0 || t.shape()[own] == 1;
       LOCKSTEP_CHECK(repeats || t.shape()[own] == plan.sizes[d], ShapeError, "loop: ", t.shape(),
                      " does not broadcast to ", shape);
       plan.strides[k][d] = repeats ? 0 : t.strides()[own] * bytes;
     }
   }
-  if (!keep_order) {  // the result's smallest stride innermost: insertion sort, stable, of a few
-                      // dimensions
+  if (!keep_order) {
+    // The result's smallest stride innermost; a stable insertion sort.
     for (int i = 1; i < plan.dims; ++i)
       for (int j = i; j > 0; --j) {
         const bool real = plan.sizes[j] > 1 && plan.sizes[j - 1] > 1;

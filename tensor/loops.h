@@ -1,5 +1,6 @@
-// The loop library: broadcasting, strides and memory order solved once. A kernel sees only rows: a
-// count and, for each operand, a pointer and a stride in elements.
+// LoopPlan: the traversal of tensors by element-wise kernels. It handles broadcasting, strides and
+// memory order, so that a kernel gets only rows: a count and, for each operand, a pointer and a
+// stride in bytes.
 #pragma once
 
 #include <array>
@@ -10,8 +11,9 @@
 
 namespace lockstep {
 
-/// An element-wise walk over up to kMaxOperands tensors of one (broadcast) shape. Operand 0 is the
-/// result. Dimensions are reordered to the result's memory order, and merged where strides allow.
+/// An element-wise traversal of up to kMaxOperands tensors of one (broadcast) shape. Operand 0 is
+/// the result. Dimensions are reordered to the result's memory order, and merged where strides
+/// allow.
 struct LoopPlan {
   static constexpr int kMaxOperands = 5;
   int operands = 0;
@@ -20,21 +22,21 @@ struct LoopPlan {
   int64_t strides[kMaxOperands][Shape::kMaxDims];  // in bytes, innermost first
   char* data[kMaxOperands];
 
-  /// `keep_order` walks in logical row-major order of the result (for random ops).
+  /// `keep_order` traverses in logical row-major order of the result (for random ops).
   LOCKSTEP_API static LoopPlan make(std::span<const Tensor* const> operands,
                                     bool keep_order = false);
   int64_t numel() const;
 
   /// Calls row(context, pointers, byte strides, count, first) for pieces of rows that cover the
   /// plan, in parallel for large ones. Pieces depend on the plan alone; `first` is the index in
-  /// walking order of the piece's first element.
+  /// traversal order of the piece's first element.
   using Row = void (*)(void* context, char* const* data, const int64_t* strides, int64_t count,
                        int64_t first);
   LOCKSTEP_API void run(void* context, Row row) const;
 
-  /// The same in two dimensions: `rows` rows of `count` elements, for kernels that want more than a
-  /// short row at a time. strides[k] are operand k's, within a row and from row to row; `count` is
-  /// short of a whole row only where rows is 1.
+  /// The same in two dimensions: `rows` rows of `count` elements, for kernels that process several
+  /// short rows at a time. strides[k] are operand k's, within a row and from row to row; `count` is
+  /// less than a whole row only where rows is 1.
   struct Step {
     int64_t inner, outer;
   };

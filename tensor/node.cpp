@@ -15,7 +15,7 @@ bool is_held_elsewhere(const Tensor& t) {
   return t.ref()->use_count() > 1 || t.storage().use_count() > 1;
 }
 
-/// Whether t's elements are in the order of the tensor `like`, so that the same index finds them.
+/// Whether t has the strides of `like`, those of dimensions of size 1 aside.
 bool lies_like(const Tensor& t, const TensorBody& like) {
   for (int d = 0; d < t.dim(); ++d)
     if (t.shape()[d] > 1 && t.strides()[d] != like.strides[d]) return false;
@@ -47,8 +47,8 @@ uint64_t next_node_sequence() noexcept { return next_sequence; }
 Node::Node() : sequence(next_sequence++) {}
 
 void Node::dispose() noexcept {
-  // A chain of nodes would be destroyed with one stack frame per link. Instead the first node collects
-  // those that follow in a list and deletes them one after the other.
+  // A chain of nodes would be destroyed with one stack frame per link. Instead the first node
+  // collects those that follow in a list and deletes them one after the other.
   thread_local std::vector<Node*>* doomed = nullptr;
   if (doomed) {
     doomed->push_back(this);
@@ -72,7 +72,7 @@ Leaf::Leaf(TensorBody* owner) : owner(owner) {
 }
 
 void Leaf::accumulate(Tensor g, bool may_take) {
-  if (!owner) return;  // nobody can ask for the gradient any more
+  if (!owner) return;  // the tensor is destroyed
   {
     const std::lock_guard lock(accumulating_);
     add_to_gradient(std::move(g), may_take);
@@ -87,7 +87,7 @@ void Leaf::accumulate(Tensor g, bool may_take) {
 
 void Leaf::add_to_gradient(Tensor g, bool may_take) {
   if (slot.defined()) {
-    // The slot's memory is the gradient; what the caller assigned meanwhile moves in first.
+    // The gradient is stored in the slot; a gradient that was assigned meanwhile is copied there.
     NoGradGuard guard;
     if (gradient.defined()) {
       if (!gradient.is_same(slot)) slot.copy_(gradient);
@@ -96,11 +96,11 @@ void Leaf::add_to_gradient(Tensor g, bool may_take) {
       slot.copy_(g.detach());
     }
     gradient = slot;
-    g = Tensor();  // who watches counts the slot's holders
+    g = Tensor();  // the watcher checks the slot's use count
   } else if (!gradient.defined()) {
     gradient = may_take && lies_like(g, *owner) ? std::move(g) : copy_like(g, *owner);
   } else if (is_grad_enabled() || is_held_elsewhere(gradient)) {
-    // With create_graph both may be part of a graph; what somebody else holds does not change.
+    // With create_graph both may be part of a graph; a gradient held elsewhere must not change.
     Tensor sum = copy_like(gradient, *owner);
     sum.add_(g);
     gradient = std::move(sum);

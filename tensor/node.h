@@ -1,6 +1,6 @@
-// Node: one op in the graph behind a tensor. Each node has one output, so the graph consists of nodes
-// that point at the nodes of their inputs. A Leaf is the node of a tensor that accumulates a gradient.
-// The traversal of the graph is in autograd/engine.cpp.
+// Node: one op in the graph behind a tensor. Each node has one output, so the graph consists of
+// nodes that point at the nodes of their inputs. A Leaf is the node of a tensor that accumulates a
+// gradient. The traversal of the graph is in autograd/engine.cpp.
 #pragma once
 
 #include <atomic>
@@ -14,11 +14,11 @@
 
 namespace lockstep {
 
-/// Where a node's backward puts the gradients of its inputs; made by the engine.
+/// Receives the gradients of a node's inputs from its backward; made by the engine.
 class LOCKSTEP_API InputGradients {
  public:
   virtual ~InputGradients() = default;
-  /// Whether the gradient of input i is wanted at all: compute nothing else.
+  /// Whether the gradient of input i is needed; others need not be computed.
   virtual bool needed(int i) const = 0;
   /// Where the gradient of input i may be written directly (contiguous, uninitialised), or
   /// undefined. A product that fills it and passes it to set() saves a copy: this is how gradients
@@ -26,7 +26,7 @@ class LOCKSTEP_API InputGradients {
   virtual Tensor destination(int i) const = 0;
   /// The gradient of input i, in the input's shape. Call once for each i that is needed.
   virtual void set(int i, Tensor gradient) = 0;
-  /// Says that the gradient of input i is zero, instead of set().
+  /// Declares that the gradient of input i is zero; replaces set().
   virtual void none(int i) = 0;
 };
 
@@ -43,15 +43,15 @@ class LOCKSTEP_API Node : public RefCounted {
   virtual void backward(const Tensor& dy, InputGradients& dx) = 0;
   /// This node as a Leaf, or null.
   virtual Leaf* as_leaf() noexcept { return nullptr; }
-  /// Drops saved tensors once backward ran and nobody retains the graph.
+  /// Frees the saved tensors; called after backward unless the graph is retained.
   virtual void release_saved() {}
 
-  std::vector<Ref<Node>> inputs;  // by input of the op; null where no gradient is wanted
+  std::vector<Ref<Node>> inputs;  // by input of the op; null where it requires no grad
   Shape shape;                    // of the tensor this node made
   DType dtype = DType::f32;
   Device device;
   uint64_t sequence;  // grows with creation on a thread: later nodes run first in backward
-  std::shared_ptr<Hooks> hooks;  // null while there are none; a HookHandle knows them weakly
+  std::shared_ptr<Hooks> hooks;  // null while there are none; HookHandles hold weak pointers
 
  protected:
   void dispose() noexcept override;  // unlinks a chain of any length without recursion
@@ -60,7 +60,7 @@ class LOCKSTEP_API Node : public RefCounted {
 /// The Node::sequence of the next node that this thread makes.
 LOCKSTEP_API uint64_t next_node_sequence() noexcept;
 
-/// The engine tells it what a backward is about to do to the leaves it watches. DDP is one.
+/// Notified by the engine during a backward that reaches the leaves it watches. DDP implements it.
 class LOCKSTEP_API BackwardWatcher {
  public:
   virtual ~BackwardWatcher() = default;
@@ -89,19 +89,19 @@ struct LOCKSTEP_API Leaf final : Node {
   void backward(const Tensor&, InputGradients&) override {}
   Leaf* as_leaf() noexcept override { return this; }
 
-  /// Adds a complete contribution to the gradient, then runs the post hooks. `may_take` says that
-  /// nobody else holds the tensor, so it can become the gradient as it is. The gradient gets the
-  /// tensor's strides. One that somebody else holds too is replaced, not changed. Several threads
-  /// may accumulate into one leaf.
+  /// Adds the gradient of one backward, then runs the post hooks. `may_take` says that the caller
+  /// holds the only reference, so that it can be stored without a copy. The gradient has the
+  /// tensor's strides. A gradient that is referenced elsewhere is replaced, not changed. Several
+  /// threads may accumulate into one leaf.
   void accumulate(Tensor gradient, bool may_take);
   /// What zero_grad does to one tensor: its gradient becomes undefined, or zeros in place.
   void zero_grad(bool set_to_none);
 
-  TensorBody* owner;  // the tensor; null once it is gone
+  TensorBody* owner;  // the tensor; null once it is destroyed
   Tensor gradient;
   bool accumulated = false;  // a backward has added to it since it was cleared, assigned or reduced
-  /// The tensor does not require grad for now. Atomic, because a thread may freeze what is part of
-  /// the graph that another walks.
+  /// The tensor does not require grad for now. Atomic, because one thread may freeze a leaf of the
+  /// graph that another traverses.
   std::atomic<bool> frozen{false};
   Tensor slot;  // where the first contribution is to be written (DDP's bucket); or undefined
   BackwardWatcher* watcher = nullptr;

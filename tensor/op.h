@@ -1,6 +1,6 @@
 // Entry point through which every differentiable op is executed and recorded: apply() for ops that
-// make a new tensor, apply_in_place() for those that write to one. An op is a struct: its fields are
-// its parameters, forward computes, and backward, right below it, differentiates.
+// make a new tensor, apply_in_place() for those that write to one. An op is a struct: its fields
+// are its parameters, forward computes, and backward, right below it, differentiates.
 //
 //   struct Softmax {
 //     static constexpr const char* name = "softmax";
@@ -11,8 +11,8 @@
 //   };
 //   Tensor softmax(const Tensor& x, int64_t dim) { return apply(Softmax{dim}, x); }
 //
-// A forward that takes a Saver& before its inputs may keep further tensors (statistics, indices).
-// A user's own op is made the same way. A backward written in terms of ops is differentiable itself;
+// A forward that takes a Saver& before its inputs may keep further tensors (statistics, indices). A
+// user's own op is made the same way. A backward written in terms of ops is differentiable itself;
 // one that calls kernels must use ops instead when is_grad_enabled().
 #pragma once
 
@@ -45,8 +45,8 @@ class LOCKSTEP_API SavedTensor {
   uint32_t version_ = 0;
 };
 
-/// Given to an op's forward: saves tensors for backward beside the inputs and the output that `saves`
-/// names. Does nothing when no graph is recorded.
+/// Given to an op's forward: saves tensors for backward beside the inputs and the output that
+/// `saves` names. Does nothing when no graph is recorded.
 class LOCKSTEP_API Saver {
  public:
   explicit Saver(bool records) : records_(records) {}
@@ -59,8 +59,8 @@ class LOCKSTEP_API Saver {
   std::vector<SavedTensor> kept_;
 };
 
-/// What an op's backward may read: the inputs and the output that `saves` names, and what its forward
-/// kept.
+/// What an op's backward may read: the inputs and the output that `saves` names, and what its
+/// forward kept.
 class LOCKSTEP_API Saved {
  public:
   Saved(const Node& node, unsigned saves, std::span<const SavedTensor> inputs,
@@ -73,7 +73,7 @@ class LOCKSTEP_API Saved {
         released_(released) {}
   /// Input i; undefined if it was absent.
   Tensor input(int i) const;
-  /// The node's own tensor, part of the graph if a differentiable backward is recorded.
+  /// The op's output, part of the graph under create_graph.
   Tensor output() const;
   /// What forward kept as number i.
   Tensor kept(int i) const;
@@ -88,8 +88,8 @@ class LOCKSTEP_API Saved {
   bool released_;
 };
 
-/// The names of all ops of the library and of the user's own that are loaded, sorted: what a test
-/// that claims to cover every op compares itself with.
+/// The names of all ops that are loaded, the library's and the user's, sorted. For tests that must
+/// cover every op.
 LOCKSTEP_API std::vector<std::string> op_names();
 
 namespace detail {
@@ -133,27 +133,27 @@ class OpNode final : public Node {
   bool released_ = false;
 };
 
-/// Sees every op of its thread before it runs, and may replace inputs: autocast, profiling, anomaly
-/// mode.
+/// Called before every op on its thread; may replace the inputs. For autocast, profiling, anomaly
+/// detection.
 class LOCKSTEP_API OpInterceptor {
  public:
   virtual ~OpInterceptor() = default;
   virtual void before(const char* op, std::span<Tensor> inputs) = 0;
 };
-/// Installs an interceptor for this thread and returns the one before; null for none.
+/// Installs an interceptor for this thread and returns the previous one; null means none.
 LOCKSTEP_API OpInterceptor* set_op_interceptor(OpInterceptor* interceptor) noexcept;
 
 namespace detail {
 LOCKSTEP_API OpInterceptor* op_interceptor() noexcept;
-/// Makes `node` the origin of y.
+/// Sets y's node.
 LOCKSTEP_API void attach(const Tensor& y, Ref<Node> node);
-/// Throws unless an op that is to be recorded or not may write to x.
+/// Throws if an op must not write to x; `records` says whether the op is recorded.
 LOCKSTEP_API void check_in_place(const char* op, const Tensor& x, bool records);
-/// Makes `node` the origin of x, whose elements were just changed; if x is a view, its base then
-/// comes from what it was with those elements replaced.
+/// Sets the node of x, whose elements an op has just changed. If x is a view, its base gets a node
+/// too: the previous base with the view's elements replaced.
 LOCKSTEP_API void attach_in_place(const Tensor& x, Ref<Node> node);
 
-/// A view that forward made of a tensor nobody else holds is an ordinary tensor.
+/// A view that forward made, and that alone holds its storage, is an ordinary tensor.
 inline void own_result(const Tensor& y) {
   if (TensorBody& b = y.body(); b.untracked_view && b.storage->use_count() == 1)
     b.untracked_view = false;
@@ -188,7 +188,7 @@ Tensor apply(Op op, const Inputs&... inputs) {
 }  // namespace detail
 
 /// Runs op.forward on the inputs (an undefined Tensor is an absent one) and, when grad mode is on
-/// and an input requires grad, records the op's node as the origin of the result.
+/// and an input requires grad, makes the op's node the result's node.
 template <class Op, class... Inputs>
 Tensor apply(Op op, const Inputs&... inputs) {
   if (OpInterceptor* interceptor = detail::op_interceptor()) [[unlikely]] {
@@ -202,10 +202,10 @@ Tensor apply(Op op, const Inputs&... inputs) {
   return detail::apply(std::move(op), inputs...);
 }
 
-/// Runs op.forward, which writes its result to x, and records the op as what x comes from now. The
-/// first of `inputs` stands for x before: x itself, or a copy of it if backward reads that input.
-/// Views of x and tensors that x is a view of follow: their gradients pass through the op as well.
-/// Throws AutogradError where that is impossible: x is a leaf that requires grad, or a view of one.
+/// Runs op.forward, which writes its result to x, and makes the op x's node. The first of `inputs`
+/// is x before the op: x itself, or a copy of it if backward reads that input. The gradients of x's
+/// base and of other views of it pass through the op as well. Throws AutogradError where that is
+/// impossible: x is a leaf that requires grad, or a view of one.
 template <class Op, class... Inputs>
 void apply_in_place(Op op, const Tensor& x, const Inputs&... inputs) {
   const bool record = is_floating(x.dtype()) && detail::records(inputs...);

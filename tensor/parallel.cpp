@@ -1,6 +1,6 @@
-// A pool of sleeping threads. A call queues a job and works on its blocks itself; idle pool threads
-// take blocks of it too. So several callers (ranks as threads, loader workers) share the pool
-// without waiting for one another.
+// A call queues a job and works on its blocks itself; idle pool threads take blocks of it too. So
+// several callers (ranks as threads, loader workers) share the pool without waiting for one
+// another.
 #include <lockstep/tensor/parallel.h>
 
 #include <sched.h>
@@ -82,7 +82,7 @@ class Pool {
   }
 
  private:
-  /// Where the system allows no more threads, work is done by those that there are.
+  /// Where the system refuses more threads, those that were started do the work.
   void start_threads(int wanted) {
     try {
       with_signals_blocked([&] {
@@ -114,10 +114,10 @@ class Pool {
   std::condition_variable_any wake_;
   std::condition_variable done_;
   std::deque<Job*> jobs_;
-  std::vector<std::jthread> threads_;  // last: joined before the rest goes
+  std::vector<std::jthread> threads_;  // last: joined before the other members are destroyed
 };
 
-// A forked child has none of its parent's threads: it leaves their pool as it is and makes its own.
+// A forked child has none of its parent's threads: it leaks the parent's pool and makes its own.
 struct CurrentPool {
   std::atomic<Pool*> pool{nullptr};
   ~CurrentPool() {

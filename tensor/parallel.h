@@ -1,6 +1,5 @@
-// The thread pool under all ops. Work is cut into blocks whose bounds do not depend on the number of
-// threads, so neither do results. Blocks run on the caller and on pool threads that sleep in
-// between.
+// The thread pool of all ops. Work is cut into blocks whose bounds do not depend on the number of
+// threads, so neither do results. Blocks run on the calling thread and on pool threads.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +17,9 @@ LOCKSTEP_API int get_num_threads();
 LOCKSTEP_API void set_num_threads(int n);
 
 /// Calls f(begin, end) for consecutive blocks of `block` indices (the last may be shorter) of [0,
-/// n), in any order and on any thread. An exception of f is rethrown here after all blocks are done
-/// or dropped. Inside f it runs on the calling thread alone. Where the system refuses more threads,
-/// fewer do the work.
+/// n), in any order and on any thread. An exception of f is rethrown here once no block runs any
+/// more; blocks that have not begun are skipped. A nested call runs on the calling thread alone.
+/// Where the system refuses more threads, fewer are used.
 LOCKSTEP_API void parallel_for(int64_t n, int64_t block,
                                const std::function<void(int64_t, int64_t)>& f);
 

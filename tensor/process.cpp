@@ -1,5 +1,4 @@
-// One handler of fork() for the whole library: it gives the child another number than its parent
-// has.
+// One fork() handler for the whole library: the child gets another number than its parent.
 #include <lockstep/tensor/process.h>
 
 #include <pthread.h>
@@ -36,7 +35,7 @@ void count_library_threads(int by) { library_threads.fetch_add(by, std::memory_o
 
 int foreign_threads() {
   struct stat threads {};
-  // The folder of threads has a link from each, and the usual two.
+  // A directory has two links and one more for each subdirectory, here one per thread.
   if (stat("/proc/self/task", &threads) != 0 || threads.st_nlink < 3) return 1;
   return static_cast<int>(threads.st_nlink) - 2 - library_threads.load(std::memory_order_relaxed);
 }

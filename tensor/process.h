@@ -1,6 +1,6 @@
-// What the library knows of its process. After fork() the child holds copies of its parent's
-// objects, but neither its threads nor its place among the ranks: an Origin tells an object whether
-// it still is in the process that made it. And how many threads there are beside the library's own.
+// Fork detection, and the number of threads that are not the library's. After fork() the child has
+// copies of its parent's objects, but neither its threads nor its rank; an Origin tells an object
+// whether it is in the process that made it.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace lockstep {
 
-/// A member of what must not be used, and whose threads and locks must not be touched, in a forked
-/// child. Such an object is leaked there.
+/// A member of objects that own threads, locks or connections, which a forked child must neither
+/// use nor destroy: it leaks them.
 class LOCKSTEP_API Origin {
  public:
   Origin();

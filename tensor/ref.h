@@ -1,5 +1,5 @@
-// Ref<T>: an intrusive reference-counted pointer, and RefCounted, the count itself. One word per
-// handle and no control block, so that a tensor is one allocation.
+// Ref<T>: an intrusive reference-counted pointer, and RefCounted, the base class with the count.
+// One word per handle and no control block, so that a tensor is one allocation.
 #pragma once
 
 #include <atomic>
@@ -11,9 +11,9 @@
 
 namespace lockstep {
 
-/// Base of everything that is shared by count. `dispose` runs when the last reference goes; a
-/// subclass may override it to control its own destruction (Node does, to unlink long chains
-/// without recursion).
+/// Base of reference-counted classes. `dispose` runs when the last reference is released; a
+/// subclass may override it to control its destruction (Node does, to destroy long chains without
+/// recursion).
 class LOCKSTEP_API RefCounted {
  public:
   RefCounted() = default;

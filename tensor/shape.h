@@ -1,4 +1,4 @@
-// Shape: the sizes of a tensor's dimensions (or its strides, in elements), inline and without heap.
+// Shape: the sizes of a tensor's dimensions (or its strides, in elements), stored inline.
 #pragma once
 
 #include <cstdint>
@@ -71,8 +71,8 @@ class Shape {
 
 using Strides = Shape;  // in elements, not bytes
 
-/// The product of the sizes, which `op` wants at least 0 and their product in 64 bits: anything else is
-/// a ShapeError that names `op`.
+/// The product of the sizes. Throws a ShapeError that names `op` if a size is negative or the
+/// product exceeds 64 bits.
 LOCKSTEP_API int64_t checked_numel(std::string_view op, const Shape& shape);
 
 /// Prints as [2, 3].
@@ -96,7 +96,8 @@ LOCKSTEP_API Strides contiguous_strides(const Shape& shape);
 /// The common shape of a and b under NumPy's broadcasting rule; `op` names the caller in the error.
 LOCKSTEP_API Shape broadcast_shapes(std::string_view op, const Shape& a, const Shape& b);
 
-/// A dimension counted from the end made positive; out of range is an IndexError that names `op`.
+/// The dimension, where negative ones count from the end. Throws an IndexError that names `op` if
+/// it is out of range.
 inline int wrap_dim(std::string_view op, int64_t dim, int dims) {
   const int64_t n = dims ? dims : 1;  // a 0-d tensor accepts 0 and -1
   LOCKSTEP_CHECK(dim >= -n && dim < n, IndexError, op, ": dimension ", dim,

@@ -1,5 +1,5 @@
-// Storage: a block of memory with an owner, shared by the tensors that view it. Its memory comes from
-// the caching allocator, from the user or from a shared mapping, and is freed the way its source says.
+// Storage: a block of memory shared by the tensors that view it. It comes from the caching
+// allocator, or from elsewhere (the user, a shared mapping) with a function that releases it.
 #pragma once
 
 #include <cstddef>
@@ -13,16 +13,15 @@ namespace lockstep {
 
 class LOCKSTEP_API Storage final : public RefCounted {
  public:
-  /// Fresh uninitialised bytes from the device's caching allocator.
+  /// Uninitialised memory from the device's caching allocator.
   static Ref<Storage> allocate(size_t bytes, Device device);
-  /// Somebody else's bytes; `release` runs when the last tensor that views them is gone.
+  /// External memory; `release` runs when the last tensor that views it is destroyed.
   Storage(void* data, size_t bytes, Device device, std::function<void()> release);
 
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
-  /// Whether the caching allocator gave these bytes, so that nobody outside the library can see
-  /// them.
+  /// Whether the memory is the caching allocator's, so that only tensors refer to it.
   bool owns_bytes() const { return !release_; }
   /// Exchanges memory with another storage of the same device; the tensors that view them follow.
   void swap_memory(Storage& other) {
@@ -31,7 +30,7 @@ class LOCKSTEP_API Storage final : public RefCounted {
     std::swap(release_, other.release_);
   }
 
-  /// Counts in-place changes; a tensor saved for backward remembers the number it saw.
+  /// Counts in-place changes; a tensor saved for backward records the version it had.
   uint32_t version() const { return version_.load(std::memory_order_relaxed); }
   void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
 
@@ -43,7 +42,7 @@ class LOCKSTEP_API Storage final : public RefCounted {
   size_t bytes_;
   Device device_;
   std::atomic<uint32_t> version_{0};
-  std::function<void()> release_;  // empty: the caching allocator's
+  std::function<void()> release_;  // empty for the caching allocator's memory
 };
 
 }  // namespace lockstep

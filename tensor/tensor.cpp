@@ -201,7 +201,10 @@ Tensor arange(int64_t start, int64_t stop, int64_t step, TensorOptions options) 
   const auto n = static_cast<int64_t>(count);
   Tensor t = empty({n}, {.dtype = options.dtype});
   dispatch_any(options.dtype, [&]<class T>(TypeTag<T>) {
-    for (int64_t i = 0; i < n; ++i) t.data<T>()[i] = static_cast<T>(start + i * step);
+    uint64_t at =
+        static_cast<uint64_t>(start);  // wraps around instead of overflowing after the last
+    for (int64_t i = 0; i < n; ++i, at += static_cast<uint64_t>(step))
+      t.data<T>()[i] = cast_element<T>(static_cast<int64_t>(at));
   });
   t = t.to(options.device);
   return options.requires_grad ? t.requires_grad_() : t;

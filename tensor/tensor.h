@@ -1,11 +1,12 @@
-// Tensor: an n-dimensional array with its gradient inside. A Tensor is a handle: copying it shares
-// the data. Shapes are row-major with strides; views (slice, transpose, view...) share storage.
+// Tensor: an n-dimensional array that records its gradient. A Tensor is a handle: copying it shares
+// the data. Tensors are strided, row-major by default; views (slice, transpose, view...) share
+// storage.
 //
 //   Tensor w = randn({3, 4}).requires_grad_();
 //   Tensor loss = matmul(x, w).square().mean();
 //   loss.backward();                      // fills w.grad()
 //
-// Ops stand in lockstep/tensor/ops/*.h as free functions; the common ones are methods here too.
+// Ops are free functions in lockstep/tensor/ops/*.h; the common ones are methods here too.
 #pragma once
 
 #include <atomic>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include <lockstep/tensor/dtype.h>
+#include <lockstep/tensor/element_cast.h>
 #include <lockstep/tensor/formula.h>
 #include <lockstep/tensor/shape.h>
 #include <lockstep/tensor/storage.h>
@@ -28,7 +30,7 @@ class Node;
 class Tensor;
 struct Leaf;
 
-/// What dtype and where a new tensor is; `requires_grad` makes it a leaf to differentiate by.
+/// Dtype and device of a new tensor; `requires_grad` makes it a leaf that accumulates a gradient.
 struct TensorOptions {
   DType dtype = DType::f32;
   Device device = {};
@@ -49,7 +51,8 @@ struct BackwardOptions {
   bool create_graph = false;
 };
 
-/// Removes its hook when told to, or never; copyable. It keeps neither tensor nor graph alive.
+/// remove() removes the hook; destroying the handle does not. It keeps neither tensor nor graph
+/// alive.
 class LOCKSTEP_API HookHandle {
  public:
   HookHandle() = default;
@@ -62,19 +65,21 @@ class LOCKSTEP_API HookHandle {
   std::function<void()> remove_;
 };
 
-/// The body a Tensor points to. `node` is where it came from: an op's Node, its `leaf`, or null when
-/// nothing differentiates through it. A frozen tensor has no node and keeps its leaf.
+/// What Tensor handles point to. `node` is grad_fn in PyTorch: the node of the op that made the
+/// tensor, its `leaf`, or null if it does not require grad. A frozen tensor has no node and keeps
+/// its leaf.
 ///
-/// A view made in grad mode knows its `base`, the tensor at the root of a chain of views. An in-place
-/// op that is recorded on one of them gives the base a new node and raises the base's `graph`; a view
-/// whose own `graph` differs is outdated and takes its node from the base again (Tensor::node()).
+/// A view made in grad mode refers to its `base`, the tensor at the root of a chain of views. An
+/// in-place op that is recorded on one of them gives the base a new node and increments the base's
+/// `graph`; a view whose own `graph` differs is outdated, and Tensor::node() then gives it a new
+/// node that reads the base.
 struct LOCKSTEP_API TensorBody final : RefCounted {
   Ref<Storage> storage;
   int64_t offset = 0;  // in elements
   Shape shape;
   Strides strides;
   DType dtype = DType::f32;
-  bool untracked_view = false;  // made without grad mode: its base is not known
+  bool untracked_view = false;  // made without grad mode: its base is not recorded
   std::atomic<uint32_t> graph{0};
   Ref<TensorBody> base;  // null unless a view
   Ref<Node> node;
@@ -86,7 +91,7 @@ struct LOCKSTEP_API TensorBody final : RefCounted {
 
 class LOCKSTEP_API Tensor {
  public:
-  Tensor() = default;  // undefined: no data; what an absent gradient or bias is
+  Tensor() = default;  // undefined: an absent gradient or bias
   explicit Tensor(Ref<TensorBody> body) : body_(std::move(body)) {}
   Tensor(const Tensor&) = default;
   Tensor(Tensor&&) = default;
@@ -122,8 +127,8 @@ class LOCKSTEP_API Tensor {
   bool is_same(const Tensor& other) const { return body_ == other.body_; }
 
   // ---- its data ----
-  /// The first element; T must be the dtype's C++ type. The others follow in row-major order only if
-  /// is_contiguous(): convolution returns channels-last tensors.
+  /// The first element; T must be the dtype's C++ type. The others follow in row-major order only
+  /// if is_contiguous(): convolution returns channels-last tensors.
   template <class T>
   T* data() const {
     LOCKSTEP_CHECK(dtype() == dtype_of<T>(), DTypeError, "data<", dtype_of<T>(),
@@ -135,13 +140,12 @@ class LOCKSTEP_API Tensor {
            body_->offset * static_cast<int64_t>(size_of(dtype()));
   }
   Storage& storage() const { return *body().storage; }
-  /// The value of a tensor of one element, converted to T.
+  /// The value of a tensor of one element, converted to T as to() converts it.
   template <class T>
   T item() const {
-    if (is_floating_point() || !std::is_integral_v<T>) return static_cast<T>(item_as_double());
-    return static_cast<T>(item_as_int());
+    return is_floating_point() ? cast_element<T>(item_as_double()) : cast_element<T>(item_as_int());
   }
-  /// All elements in row-major order, converted to T.
+  /// All elements in row-major order, converted to T as to() converts them.
   template <class T>
   std::vector<T> to_vector() const {
     std::vector<T> values(static_cast<size_t>(numel()));
@@ -153,27 +157,28 @@ class LOCKSTEP_API Tensor {
 
   // ---- gradients ----
   bool requires_grad() const;
-  /// Makes this tensor a leaf that collects a gradient. Floating dtypes only. With false it is
-  /// frozen: ops do not record it, and backwards, through earlier graphs too, leave its gradient and
-  /// its hooks alone, until it requires grad again.
+  /// Makes this tensor a leaf that accumulates a gradient. Floating dtypes only. With false it is
+  /// frozen: ops do not record it, and backward, through earlier graphs too, neither changes its
+  /// gradient nor calls its hooks, until it requires grad again.
   Tensor& requires_grad_(bool on = true);
   bool is_leaf() const;
-  /// The gradient collected by backward; undefined before the first. A frozen tensor keeps its own
-  /// until it is cleared, and as long as it has one an optimizer steps by it.
+  /// The gradient accumulated by backward; undefined before the first. A frozen tensor keeps its
+  /// own until it is cleared, and as long as it has one an optimizer steps by it.
   Tensor grad() const;
   /// Assigns the gradient (undefined clears it). Shape, dtype and device must be this tensor's,
   /// which requires grad, or did until it was frozen.
   void set_grad(const Tensor& grad) const;
-  /// Differentiates this tensor (one element, unless `gradient` is given) by every leaf behind it.
+  /// Accumulates the derivatives of this tensor (one element, unless `gradient` is given) by the
+  /// leaves of its graph.
   void backward(const Tensor& gradient = {}, BackwardOptions options = {}) const;
   /// The same data outside the graph.
   Tensor detach() const;
-  /// Calls f with the gradient when it is complete; what f returns, if defined, takes its place.
+  /// Calls f with the gradient when it is complete; what f returns, if defined, replaces it.
   HookHandle register_hook(std::function<Tensor(const Tensor&)> f) const;
   /// Leaves only: calls f(tensor) right after its gradient was accumulated.
   HookHandle register_post_accumulate_grad_hook(std::function<void(const Tensor&)> f) const;
   Leaf* leaf() const;  // null unless this is a leaf that requires grad
-  /// Where the tensor came from in the graph; null if it does not require grad.
+  /// The node that made the tensor (grad_fn in PyTorch); null if it does not require grad.
   const Ref<Node>& node() const {
     const TensorBody& b = body();
     if (b.base && b.graph.load(std::memory_order_acquire) !=
@@ -203,9 +208,8 @@ class LOCKSTEP_API Tensor {
   Tensor to(DType dtype) const;
   Tensor to(Device device) const;
 
-  // ---- in place: recorded like any op. The gradient follows through views of this tensor and through
-  // the tensor that it is a view of. A leaf that requires grad, or a view of one, can be changed only
-  // under NoGradGuard. ----
+  // ---- in place: recorded like any op, also for the base and for other views of it. A leaf that
+  // requires grad, or a view of one, can be changed only under NoGradGuard. ----
   Tensor& copy_(const Tensor& source);  // broadcasts and converts
   Tensor& fill_(Number value);
   Tensor& zero_() { return fill_(0); }
@@ -257,7 +261,7 @@ void Tensor::read_into(std::vector<T>& values) const {
   const Tensor dense = detach().contiguous();
   dispatch_any(dtype(), [&]<class E>(TypeTag<E>) {
     const E* p = dense.data<E>();
-    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(p[i]);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = cast_element<T>(p[i]);
   });
 }
 
@@ -278,8 +282,8 @@ LOCKSTEP_API Tensor ones_like(const Tensor& like);
 /// start, start + step, ... below stop; i64 unless `options` says otherwise.
 LOCKSTEP_API Tensor arange(int64_t start, int64_t stop, int64_t step = 1,
                            TensorOptions options = {.dtype = DType::i64});
-/// A tensor over the caller's memory, which must outlive it. `release`, if given, runs when the last
-/// tensor over the memory is gone; it must not throw.
+/// A tensor that uses the caller's memory, which must outlive it. `release`, if given, runs when
+/// the last tensor that uses the memory is destroyed; it must not throw.
 LOCKSTEP_API Tensor from_blob(void* data, const Shape& shape, TensorOptions options = {},
                               std::function<void()> release = {});
 /// A 0-d tensor.
@@ -293,7 +297,7 @@ Tensor tensor(const std::vector<T>& values, const Shape& shape, TensorOptions op
   Tensor t = empty(shape, {.dtype = options.dtype, .device = {}});
   dispatch_any(options.dtype, [&]<class E>(TypeTag<E>) {
     E* p = t.data<E>();
-    for (size_t i = 0; i < values.size(); ++i) p[i] = static_cast<E>(static_cast<T>(values[i]));
+    for (size_t i = 0; i < values.size(); ++i) p[i] = cast_element<E>(static_cast<T>(values[i]));
   });
   t = t.to(options.device);
   return options.requires_grad ? t.requires_grad_() : t;

@@ -1,6 +1,6 @@
-// Views and copies of a tensor: how shapes and strides are rearranged, and what that means for
-// gradients. A view's derivative is the inverse rearrangement, so each op's backward is one line
-// beside it. What in-place changes of views do to the graph is in in_place.cpp.
+// Views and copies of a tensor. A view's derivative is the inverse rearrangement of shape and
+// strides, so each op's backward is one line beside it. In-place changes of views are in
+// in_place.cpp.
 #include <algorithm>
 
 #include <lockstep/tensor/op.h>
@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// A tensor over the same bytes with another shape, strides and offset.
+/// A tensor that shares x's storage with another shape, strides and offset.
 Tensor alias(const Tensor& x, const Shape& shape, const Strides& strides, int64_t offset) {
   Tensor y = x.detach();
   TensorBody& b = y.body();
@@ -20,9 +20,9 @@ Tensor alias(const Tensor& x, const Shape& shape, const Strides& strides, int64_
   return y;
 }
 
-/// apply() for ops that alias: the result knows the tensor at the root of its chain of views, so that
-/// in-place ops on either reach the other's gradient. Without grad mode it does not, which keeps
-/// intermediate results free to be reused in backward.
+/// apply() for views: the result refers to its base, the root of the chain of views, so that
+/// in-place ops on either reach the other's gradient. Without grad mode it does not, so that
+/// backward can reuse the storage of intermediate results.
 template <class Op>
 Tensor apply_view(Op op, const Tensor& x) {
   Tensor y = apply(std::move(op), x);
@@ -36,7 +36,7 @@ Tensor apply_view(Op op, const Tensor& x) {
   return y;
 }
 
-/// The strides of x seen as `shape` (same number of elements), if no copy is needed for it.
+/// The strides that view x as `shape` (same number of elements); false if that needs a copy.
 bool view_strides(const Tensor& x, const Shape& shape, Strides* out) {
   *out = contiguous_strides(shape);
   if (x.numel() == 0) return true;
@@ -93,7 +93,7 @@ struct View {
     from = x.shape();
     Strides strides;
     LOCKSTEP_CHECK(view_strides(x, shape, &strides), ShapeError, "view: shape ", x.shape(),
-                   " with strides ", x.strides(), " cannot be seen as ", shape,
+                   " with strides ", x.strides(), " cannot be viewed as ", shape,
                    " without a copy; use reshape");
     return alias(x, shape, strides, x.body().offset);
   }
@@ -290,7 +290,7 @@ Tensor Tensor::expand(const Shape& shape) const {
 }
 
 Tensor Tensor::slice(int64_t dim, Slice range) const {
-  LOCKSTEP_CHECK(this->dim() > 0, ShapeError, "slice: a 0-d tensor has nothing to slice");
+  LOCKSTEP_CHECK(this->dim() > 0, ShapeError, "slice: a 0-d tensor cannot be sliced");
   const int d = wrap_dim("slice", dim, this->dim());
   LOCKSTEP_CHECK(range.step >= 1, ValueError, "slice: step must be at least 1, got ", range.step);
   const int64_t n = shape()[d];

@@ -163,7 +163,8 @@ void check_derivative(const std::string& name, Function op, F exact, double boun
     for (size_t i = 0; i < values.size(); ++i) {
       using R = Wide<T>;
       const Terms<R> terms = exact(static_cast<R>(values[i]), static_cast<R>(ys[i]));
-      const R want = terms.a + terms.b, term = std::isinf(terms.a) ? 0 : terms.a;
+      const R want = terms.a + terms.b, larger = std::max(std::abs(terms.a), std::abs(terms.b)),
+              term = std::isfinite(larger) ? larger : 0;
       const double allowed =
           smallest * static_cast<double>(std::numeric_limits<T>::denorm_min() /
                                          std::max(ulp_of<T>(want), ulp_of<T>(term)));
@@ -280,9 +281,9 @@ TEST_CASE("pow is within its bound") {
 TEST_CASE("derivatives of one-input ops are within their bounds") {
   // Of what they read, x or the rounded y.
   check_derivative(
-      "sigmoid", sigmoid, [](auto, auto y) { return Terms{y * (1 - y)}; }, 1.5);
+      "sigmoid", sigmoid, [](auto, auto y) { return Terms{y * (1 - y)}; }, 1.501);
   check_derivative(
-      "tanh", tanh, [](auto, auto y) { return Terms{(1 - y) * (1 + y)}; }, 1.5);
+      "tanh", tanh, [](auto, auto y) { return Terms{(1 - y) * (1 + y)}; }, 2);
   check_derivative(
       "exp", exp, [](auto, auto y) { return Terms{y}; }, 0);
   check_derivative(
@@ -297,7 +298,7 @@ TEST_CASE("derivatives of one-input ops are within their bounds") {
         const auto s = sigmoid_of(x);
         return Terms{s, times(x, s * sigmoid_of(-x))};
       },
-      2);
+      2.5);
   check_derivative(
       "softplus", softplus, [](auto x, auto) { return Terms{sigmoid_of(x)}; }, 1);
   check_derivative(
@@ -308,15 +309,15 @@ TEST_CASE("derivatives of one-input ops are within their bounds") {
         const auto g = gaussian_of(x);
         return Terms{std::isnan(x) ? x : g * g * 2 / std::sqrt(std::acos(decltype(x)(-1)))};
       },
-      3.5);
+      4.5);
   check_derivative(
-      "ndtr", ndtr, [](auto x, auto) { return Terms{std::isnan(x) ? x : density_of(x)}; }, 2);
+      "ndtr", ndtr, [](auto x, auto) { return Terms{std::isnan(x) ? x : density_of(x)}; }, 2.5);
   check_derivative(
       "gelu", gelu,
       [](auto x, auto) {
         return Terms{ndtr_of(x), times(x, density_of(x))};
       },
-      2.5, 8);
+      3.5, 8);
 }
 
 namespace {
@@ -374,8 +375,10 @@ TEST_CASE("pow has the special cases of C's pow") {
         INFO(name_of(t), " ", bases[i], " to the power ", p, ": ", got[i], ", not ", want);
         if (std::isnan(want))
           CHECK(std::isnan(got[i]));
+        else if (std::isinf(want))
+          CHECK(got[i] == want);
         else
-          CHECK((std::abs(got[i] - want) <= std::abs(want) * 1e-6 || got[i] == want));
+          CHECK(std::abs(got[i] - want) <= std::abs(want) * 1e-6);
         if (!std::isnan(want)) CHECK(std::signbit(got[i]) == std::signbit(want));
       }
     }

@@ -135,7 +135,7 @@ void check_rounding(DType t) {
 
 }  // namespace
 
-TEST_CASE("all 65536 halves widen to their values, and back to themselves") {
+TEST_CASE("to(f32) and to(f64) of all 65536 values of f16 and bf16 are exact, and back") {
   for (DType t : kTwoByte)
     for (DType wide : {DType::f32, DType::f64}) {
       const Tensor x = all_bits(t), y = x.to(wide), back = y.to(t);
@@ -155,7 +155,7 @@ TEST_CASE("all 65536 halves widen to their values, and back to themselves") {
     }
 }
 
-TEST_CASE("floats and doubles round to nearest even, once") {
+TEST_CASE("to(f16) and to(bf16) of f32 and f64 round to nearest even, once") {
   for (DType t : kTwoByte) {
     check_rounding<float>(t);
     check_rounding<double>(t);
@@ -169,7 +169,7 @@ TEST_CASE("floats and doubles round to nearest even, once") {
   CHECK(scalar(-0x1.8p-25, {.dtype = DType::f16}).item<double>() == -0x1p-24);
 }
 
-TEST_CASE("integers round once, however large") {
+TEST_CASE("to(f16) and to(bf16) of integers round once, however large") {
   std::mt19937_64 random(3);
   std::vector<int64_t> x{0,
                          1,
@@ -221,7 +221,7 @@ TEST_CASE("integers round once, however large") {
   }
 }
 
-TEST_CASE("every dtype from and to both") {
+TEST_CASE("to() between every dtype and f16 or bf16") {
   for (DType t : kTwoByte) {
     const Tensor x = tensor(std::vector<double>{0, -0.0, 1, 2.75, 100, 200.5}).to(t);
     for (DType other : kOthers) {
@@ -272,6 +272,10 @@ void check_integers(const Tensor& x) {
     INFO(name_of(x.dtype()), " ", from[i], " to ", name_of(t));
     CHECK(dense[i] == want);
     CHECK(strided[i] == want);
+    const auto at = static_cast<int64_t>(i);
+    CHECK(static_cast<int64_t>(x[at].item<To>()) == want);
+    CHECK(static_cast<int64_t>(x[at].to_vector<To>()[0]) == want);
+    CHECK(tensor(std::vector<double>{from[i]}, {1}, {.dtype = t}).item<int64_t>() == want);
     if (i == 0) CHECK(full({1}, from[i], {.dtype = t}).item<int64_t>() == want);
   }
 }
@@ -351,6 +355,21 @@ TEST_CASE("to(f16) and to(bf16) of NaN keep the sign and the upper bits of the p
     CHECK(half == (sign | 0x7E00 | (pattern >> 13 & 0x1FF)));
     CHECK(brain == (sign | 0x7FC0 | (pattern >> 16 & 0x3F)));
   }
+}
+
+TEST_CASE("item and to_vector convert to C++'s other integers by the same rules") {
+  const Tensor x = tensor(std::vector<double>{kInf, -kInf, kNan, -1, 1e10, -0.5, 0x1p63});
+  CHECK(x.to_vector<uint64_t>() ==
+        std::vector<uint64_t>{UINT64_MAX, 0, 0, 0, 10000000000, 0, uint64_t{1} << 63});
+  CHECK(x.to_vector<int16_t>() ==
+        std::vector<int16_t>{INT16_MAX, INT16_MIN, 0, -1, INT16_MAX, 0, INT16_MAX});
+  CHECK(x[0].item<int16_t>() == INT16_MAX);
+  CHECK(x[4].item<uint32_t>() == UINT32_MAX);
+  CHECK(scalar(0.5).item<bool>());
+  CHECK(full({1}, -1, {.dtype = DType::i64}).item<uint64_t>() == UINT64_MAX);
+  const std::vector<uint64_t> large{UINT64_MAX, uint64_t{1} << 63, (uint64_t{1} << 63) + 1};
+  CHECK(tensor(large, {3}, {.dtype = DType::bf16}).to_vector<double>() ==
+        std::vector<double>{0x1p64, 0x1p63, 0x1p63});
 }
 
 TEST_CASE("strided, channels-last, broadcast, empty and 0-d tensors") {
@@ -437,7 +456,7 @@ TEST_CASE("the gradient of a cast is the cast back") {
   }
 }
 
-TEST_CASE("arithmetic refuses them by name") {
+TEST_CASE("arithmetic with f16 and bf16 is an error that names the dtype") {
   const Tensor x = ones({2}, {.dtype = DType::f16});
   CHECK_THROWS_WITH_AS(x + x, doctest::Contains("f16"), DTypeError);
   CHECK_THROWS_WITH_AS(sum(x), doctest::Contains("f16"), DTypeError);

@@ -20,7 +20,7 @@ std::vector<double> values(const Tensor& t) { return t.to_vector<double>(); }
 using V = std::vector<double>;
 }  // namespace
 
-TEST_CASE("two tensors promote as in PyTorch") {
+TEST_CASE("promotion of two tensors is PyTorch's") {
   auto result = [](DType a, DType b) {
     return (ones({2}, {.dtype = a}) + ones({2}, {.dtype = b})).dtype();
   };
@@ -39,8 +39,7 @@ TEST_CASE("two tensors promote as in PyTorch") {
   CHECK((scalar(1) + scalar(1, {.dtype = DType::f64})).dtype() == DType::f64);
 }
 
-TEST_CASE(
-    "a number keeps a floating dtype, and turns integers into f32 only when it is fractional") {
+TEST_CASE("promotion with a number: floats stay, only a fraction turns integers into f32") {
   const Tensor f = of({1, 2}), d = of({1, 2}, DType::f64), i = of({1, 2}, DType::i64),
                u = of({1, 200}, DType::u8), b = of({0, 1}, DType::boolean);
   CHECK((f * 2.5).dtype() == DType::f32);
@@ -62,6 +61,110 @@ TEST_CASE(
   CHECK_THROWS_AS(-b, DTypeError);
   CHECK_THROWS_AS(b - b, DTypeError);
   CHECK_THROWS_AS(relu(b), DTypeError);
+}
+
+TEST_CASE("promotion with a number: an integer turns bool into i64, a bool does not") {
+  const Tensor b = of({0, 1}, DType::boolean);
+  const auto is = [](const Tensor& y, DType t, const V& want) {
+    CHECK(y.dtype() == t);
+    CHECK(values(y) == want);
+  };
+  is(where(b, b, 2), DType::i64, {2, 1});
+  is(where(b, -5, b), DType::i64, {0, -5});
+  is(where(b, b, 1), DType::i64, {1, 1});
+  is(where(b, b, 0.5), DType::f32, {0.5, 1});
+  is(where(b, b, true), DType::boolean, {1, 1});
+  is(where(b, false, b), DType::boolean, {0, 0});
+  is(b + 2, DType::i64, {2, 3});
+  is(b + true, DType::boolean, {1, 1});
+  is(b * false, DType::boolean, {0, 0});
+  is(maximum(b, 3), DType::i64, {3, 3});
+  is(maximum(b, true), DType::boolean, {1, 1});
+  is(clamp(b, 1, 2), DType::i64, {1, 1});
+  is(clamp(b, 0.5, 2), DType::f32, {0.5, 1});
+  is(eq(b, true), DType::boolean, {0, 1});
+  is(eq(b, 2), DType::boolean, {0, 0});
+  is(of({3, 4}, DType::u8) + true, DType::u8, {4, 5});
+  is(of({3, 4}) * true, DType::f32, {3, 4});
+  CHECK_THROWS_AS(b - true, DTypeError);
+  Tensor x = of({0, 1}, DType::boolean);
+  CHECK_THROWS_WITH_AS(x.add_(1), doctest::Contains("i64"), DTypeError);
+  is(x.mul_(true), DType::boolean, {0, 1});
+}
+
+TEST_CASE("-0.0 as a number keeps its sign in ops of floats") {
+  for (DType t : {DType::f32, DType::f64}) {
+    const auto negative = [](const Tensor& y) { return std::signbit(y.item<double>()); };
+    const auto x = [t](double v) { return full({}, v, {.dtype = t}); };
+    CHECK(negative(x(3).mul_(-0.0)));
+    CHECK_FALSE(negative(x(3).mul_(0.0)));
+    CHECK_FALSE(negative(x(3).mul_(0)));
+    CHECK(negative(x(-0.0).add_(-0.0)));
+    CHECK_FALSE(negative(x(-0.0).add_(0.0)));
+    CHECK(negative(x(-0.0).add_(x(3), -0.0)));
+    CHECK(negative(x(3) * -0.0));
+    CHECK(negative(x(-0.0) + -0.0));
+    CHECK(negative(-0.0 * x(3)));
+    CHECK(negative(-0.0 / x(3)));
+    Tensor y = x(-0.0);
+    CHECK(negative(div_(y, 2)));
+    CHECK(negative(x(1).fill_(-0.0)));
+    CHECK(negative(full({1}, -0.0, {.dtype = t})));
+    CHECK(negative(where(eq(x(1), 1), -0.0, x(1))));
+    CHECK(negative(maximum(x(-1), -0.0)));
+    CHECK(negative(clamp(x(-1), -0.0, 1)));
+    CHECK(negative(x(2).fill_(-0.0).mul_(1.0)));
+  }
+}
+
+TEST_CASE("an integer of 64 bits is rounded to a float once") {
+  const int64_t n = (int64_t{1} << 60) + (int64_t{1} << 36) + 1;  // as a double it is a tie in f32
+  const float once = static_cast<float>(n);
+  REQUIRE(once != static_cast<float>(static_cast<double>(n)));
+  const Tensor zero = zeros({1}), one = ones({1});
+  CHECK((zero + n).item<float>() == once);
+  CHECK((one * n).item<float>() == once);
+  CHECK((n - zero).item<float>() == once);
+  CHECK(Tensor(zeros({1})).add_(n).item<float>() == once);
+  CHECK(Tensor(zeros({1})).add_(one, n).item<float>() == once);
+  CHECK(full({1}, n).item<float>() == once);
+  CHECK(maximum(zero, n).item<float>() == once);
+  CHECK(clamp(zero, n, n).item<float>() == once);
+  CHECK(where(eq(one, 1), n, zero).item<float>() == once);
+  CHECK(eq(full({1}, n), n).item<bool>());
+  CHECK(full({1}, n, {.dtype = DType::i64}).to(DType::f32).item<float>() == once);
+  CHECK(full({1}, n, {.dtype = DType::i64}).item<float>() == once);
+  Tensor x = ones({1}).requires_grad_();
+  CHECK(autograd::grad({x * n}, {x}, {one})[0].item<float>() == once);
+  CHECK(autograd::grad({x * n}, {x}, {one}, {.create_graph = true})[0].detach().item<float>() ==
+        once);
+}
+
+TEST_CASE("integers wrap around, at the ends of their range too") {
+  constexpr int64_t least = std::numeric_limits<int64_t>::min();
+  using I = std::vector<int64_t>;
+  const auto integers = [](const Tensor& t) { return t.to_vector<int64_t>(); };
+  const Tensor x = tensor(I{least});
+  CHECK(integers(-x) == I{least});
+  CHECK(integers(abs(x)) == I{least});
+  CHECK(integers(x - 1) == I{std::numeric_limits<int64_t>::max()});
+  CHECK(integers(x * -1) == I{least});
+  CHECK(integers(square(x)) == I{0});
+  CHECK(integers(pow(x, 3)) == I{0});
+  CHECK(integers(Tensor(x.clone()).add_(x)) == I{0});
+  CHECK(integers(Tensor(x.clone()).mul_(-1)) == I{least});
+  CHECK(integers(Tensor(x.clone()).add_(x, std::numeric_limits<int64_t>::max())) == I{0});
+  // Division gives f32.
+  CHECK(values(x / -1) == V{0x1p63});
+  CHECK(values(x / 0) == V{-std::numeric_limits<double>::infinity()});
+  CHECK(std::isnan((tensor(I{0}) / 0).item<double>()));
+  const Tensor i = tensor(std::vector<int32_t>{INT32_MIN});
+  CHECK(integers(-i) == I{INT32_MIN});
+  CHECK(integers(abs(i)) == I{INT32_MIN});
+  CHECK(integers(i * i) == I{0});
+  CHECK(integers(i + -1) == I{INT32_MAX});
+  CHECK(integers(arange(least, std::numeric_limits<int64_t>::max(), int64_t{1} << 62)) ==
+        I{least, least / 2, 0, -(least / 2)});
 }
 
 TEST_CASE("integers are not rounded on their way through an op with a number") {
@@ -114,11 +217,12 @@ TEST_CASE("gelu, silu and softplus keep their digits in the tails, and so do the
       const auto close = [&](const Tensor& y, double want) {
         CHECK(y.detach().item<double>() == doctest::Approx(want).epsilon(tolerance).scale(0));
       };
-      const double cdf = 0.5 * std::erfc(-a / std::sqrt(2.0));
+      // In more digits: the tail multiplies the rounding of a / sqrt(2) by a^2.
+      const long double cdf = std::erfc(-a / std::sqrt(2.0L)) / 2;
+      const long double density = std::exp(-0.5L * a * a) / std::sqrt(2 * std::acos(-1.0L));
       const Tensor y = gelu(x);
-      close(y, a * cdf);
-      close(autograd::grad({y}, {x})[0],
-            cdf + a * std::exp(-a * a / 2) / std::sqrt(2 * std::acos(-1.0)));
+      close(y, static_cast<double>(a * cdf));
+      close(autograd::grad({y}, {x})[0], static_cast<double>(cdf + a * density));
       const double s = 1 / (1 + std::exp(-a));
       close(silu(x), a * s);
       close(autograd::grad({silu(x)}, {x})[0], s * (1 + a * (1 - s)));
@@ -138,7 +242,7 @@ TEST_CASE("where inside and around sqrt keeps the gradient finite on the branch 
   CHECK(values(autograd::grad({y}, {x}, {of({1, 1})})[0]) == V{0, 0.25});
 }
 
-TEST_CASE("gradients reach operands in their own dtype") {
+TEST_CASE("gradients of promoted operands have the operands' dtypes") {
   Tensor a = of({1, 2}).requires_grad_(), b = of({3, 4}, DType::f64).requires_grad_();
   const auto g = autograd::grad({a * b}, {a, b}, {of({1, 1}, DType::f64)});
   CHECK(g[0].dtype() == DType::f32);
@@ -146,8 +250,7 @@ TEST_CASE("gradients reach operands in their own dtype") {
   CHECK(values(g[1]) == V{1, 2});
 }
 
-TEST_CASE(
-    "equal inputs of maximum and minimum share the gradient; kinks have PyTorch's derivatives") {
+TEST_CASE("maximum and minimum of equal inputs share the gradient; kinks are PyTorch's") {
   Tensor a = of({1, 2, 3}).requires_grad_(), b = of({2, 2, 2}).requires_grad_();
   const Tensor dy = of({4, 4, 4});
   auto g = autograd::grad({maximum(a, b)}, {a, b}, {dy});
@@ -203,7 +306,7 @@ TEST_CASE("shapes that do not broadcast are an error that names op and shapes") 
   }
 }
 
-TEST_CASE("the last handle's bytes take the result, if nobody can see them") {
+TEST_CASE("relu reuses the storage of a last handle that nothing else refers to") {
   Tensor t = of({-1, 2});
   const void* bytes = t.data_ptr();
   Tensor y = relu(std::move(t));
@@ -228,7 +331,7 @@ TEST_CASE("the last handle's bytes take the result, if nobody can see them") {
   CHECK(silu(std::move(s)).data_ptr() != at);
 }
 
-TEST_CASE("working in place never touches what backward needs") {
+TEST_CASE("reuse of storage never changes what backward needs") {
   Tensor x = of({-1, 0.5, 2}).requires_grad_();
   const Tensor w = of({1, 1, 1});
   const V want = values(autograd::grad({relu(sigmoid(x) + 0.0)}, {x}, {w})[0]);
@@ -243,7 +346,7 @@ TEST_CASE("working in place never touches what backward needs") {
   CHECK(relu(std::move(x)).data_ptr() != leaf_bytes);  // a leaf's values are the user's
 }
 
-TEST_CASE("in-place ops refuse what would spoil gradients") {
+TEST_CASE("in-place ops on a leaf, or on what backward needs, are errors") {
   Tensor leaf = of({1, 2}).requires_grad_();
   CHECK_THROWS_AS(relu_(leaf), AutogradError);
   CHECK_THROWS_AS(leaf.add_(1), AutogradError);

@@ -41,7 +41,7 @@ judge || { echo "the tests fail before any change"; tail -20 "$work/log"; exit 2
 # of these changes that applies to it.
 awk -v wanted=" $* " '
   /^struct [A-Z]/ { op = $2 }
-  /LOCKSTEP_FORMULA|return|V density|V cdf|V s =/ {
+  /LOCKSTEP_FORMULA|return|V t =/ {
     if (op == "" || $0 ~ /^(using|template <class Op>)/) next
     if (wanted != "  " && index(wanted, " " op " ") == 0) next
     body = $0; head = ""

@@ -70,7 +70,7 @@ Case make_case(Op op) {
   if constexpr (requires { op.number; }) note(op.number, true);
   if constexpr (requires { op.exponent; }) note(op.exponent, true);
   if constexpr (requires { op.slope; }) note(op.slope, false);
-  if constexpr (requires { op.low; }) note(op.low, false), note(op.high, false);
+  if constexpr (requires { op.low; }) note(op.low, true), note(op.high, true);
   if constexpr (requires { op.alpha; }) note(op.alpha, false), c.keeps_dtype = true;
   if constexpr (Op::inputs == 1) {
     c.call = [op](std::span<const Tensor> x) { return R::call(op, x[0]); };

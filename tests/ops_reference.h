@@ -23,6 +23,9 @@ namespace ops = lockstep::formulas;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+/// In the tail the rounding of x / sqrt(2) counts x^2 times, so it is done in more digits.
+inline long double normal_cdf(long double x) { return std::erfc(-x / std::sqrt(2.0L)) / 2; }
+
 struct Defaults {
   static constexpr double low = -3, high = 3;
   static constexpr double slack = 0;  // absolute error allowed beside the relative one, times 2^-24
@@ -99,12 +102,12 @@ template <> struct Reference<ops::Gaussian> : Defaults {
   static Tensor call(ops::Gaussian, const Tensor& x) { return gaussian(x); }
 };
 template <> struct Reference<ops::Ndtr> : Defaults {
-  static double f(ops::Ndtr, double x) { return std::erfc(-x / std::sqrt(2.0)) / 2; }
+  static double f(ops::Ndtr, double x) { return static_cast<double>(normal_cdf(x)); }
   static Tensor call(ops::Ndtr, const Tensor& x) { return ndtr(x); }
 };
 template <> struct Reference<ops::Gelu> : Defaults {
   static double f(ops::Gelu, double x) {
-    return x == -kInfinity ? 0 : x * (0.5 * std::erfc(-x / std::sqrt(2.0)));
+    return x == -kInfinity ? 0 : static_cast<double>(x * normal_cdf(x));
   }
   static Tensor call(ops::Gelu, const Tensor& x) { return gelu(x); }
 };

@@ -1,6 +1,6 @@
-// The conversions of half.h on as many elements as the processor handles at once: the same integer
-// arithmetic, with selects for branches, on 32-bit lanes. Not every processor has an instruction for
-// them; memory is the bound either way.
+// The conversions of half.h in SIMD: the same integer arithmetic on 32-bit lanes, with selects for
+// branches. Not every processor has an instruction for them; memory bandwidth is the bound either
+// way.
 #include <lockstep/tensor/cpu/simd_targets.h>
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE <lockstep/tensor/cpu/convert_rows.cpp>

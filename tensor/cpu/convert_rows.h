@@ -1,5 +1,5 @@
-// Rows of floats to rows of two-byte floats and back, for every instruction set: what gradients go
-// through on their way to the wire.
+// Conversion of rows of f32 to f16 and bf16 and back, for every instruction set: the dtypes in
+// which compressed gradients are sent.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace lockstep::cpu {
 
-/// to[i] = from[i], rounded as half.h rounds (to the same bits); rows of n elements without gaps.
+/// to[i] = from[i], with the same bits as half.h; rows of n contiguous elements.
 struct ConvertRows {
   void (*round_to_f16)(const float* from, Half* to, int64_t n);
   void (*widen_f16)(const Half* from, float* to, int64_t n);

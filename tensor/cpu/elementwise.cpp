@@ -1,5 +1,5 @@
-// From tensors to row kernels: the walk over operands of any strides, and the CPU's entry in each
-// op's table.
+// run_rows, which calls a row kernel on operands of any strides, and the CPU's entry in each op's
+// table.
 #include <lockstep/tensor/cpu/elementwise.h>
 
 #include <algorithm>
@@ -15,10 +15,9 @@ namespace lockstep::cpu {
 namespace {
 
 constexpr int64_t kPiece = 32768;  // as LoopPlan cuts long rows
-constexpr int64_t kBuffer =
-    256;  // elements of a strided operand that are brought together at a time
+constexpr int64_t kBuffer = 256;   // elements of a strided operand that are gathered at a time
 
-/// Whether all operands lie in one dense order, so that the walk is a single row.
+/// Whether all operands are dense in the same order, so that they are a single row.
 bool one_row(std::span<const Tensor* const> operands, bool logical_order) {
   const Tensor& y = *operands[0];
   for (const Tensor* t : operands.subspan(1))
@@ -37,16 +36,23 @@ struct Walk {
 
 using Step = LoopPlan::Step;
 
-/// Brings `rows` rows of n strided elements together, or (`scatter`) spreads them out again.
+/// Gathers `rows` rows of n strided elements into a dense buffer, or scatters them back.
 template <size_t kBytes, bool kScatter>
 void regroup_as(char* strided, Step step, char* dense, int64_t n, int64_t rows) {
-  for (int64_t r = 0; r < rows; ++r, strided += step.outer)
-    for (int64_t i = 0; i < n; ++i, dense += kBytes) {
-      if constexpr (kScatter)
-        std::memcpy(strided + i * step.inner, dense, kBytes);
-      else
-        std::memcpy(dense, strided + i * step.inner, kBytes);
+  constexpr int64_t bytes = kBytes;
+  for (int64_t r = 0; r < rows; ++r, strided += step.outer, dense += n * bytes) {
+    if constexpr (kScatter) {
+      for (int64_t i = 0; i < n; ++i)
+        std::memcpy(strided + i * step.inner, dense + i * bytes, kBytes);
+    } else if (step.inner == 0) {
+      char value[kBytes];
+      std::memcpy(value, strided, kBytes);
+      for (int64_t i = 0; i < n; ++i) std::memcpy(dense + i * bytes, value, kBytes);
+    } else {
+      for (int64_t i = 0; i < n; ++i)
+        std::memcpy(dense + i * bytes, strided + i * step.inner, kBytes);
     }
+  }
 }
 template <bool kScatter>
 void regroup(char* strided, Step step, size_t bytes, char* dense, int64_t n, int64_t rows) {
@@ -58,9 +64,9 @@ void regroup(char* strided, Step step, size_t bytes, char* dense, int64_t n, int
     regroup_as<1, kScatter>(strided, step, dense, n, rows);
 }
 
-/// A block whose operands are not all dense: the others pass through small dense buffers, some rows
-/// at a time, so that the same kernel computes every layout, bit for bit. What all rows repeat is
-/// read once.
+/// A block whose operands are not all dense: the others are copied through small dense buffers,
+/// some rows at a time, so that the same kernel computes every layout, bit for bit. An operand that
+/// all rows repeat is read once; one that is constant within rows once per row.
 void buffered_block(const Walk& walk, char* const* data, const Step* steps, int64_t n, int64_t rows,
                     int64_t first) {
   alignas(64) char buffers[LoopPlan::kMaxOperands][kBuffer * 8];
@@ -81,7 +87,7 @@ void buffered_block(const Walk& walk, char* const* data, const Step* steps, int6
       for (int k = 0; k < walk.operands; ++k) {
         strided[k] = data[k] + r * steps[k].outer + i * steps[k].inner;
         at[k] = dense[k] ? strided[k] : buffers[k];
-        if (k > 0 && !dense[k] && !fixed[k])
+        if (k > 0 && !dense[k] && !fixed[k] && (i == 0 || steps[k].inner != 0))
           regroup<false>(strided[k], steps[k], walk.bytes[k], at[k], m, height);
       }
       walk.row(walk.op, at, m * height, first + r * n + i);

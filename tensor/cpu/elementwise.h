@@ -1,5 +1,5 @@
-// The CPU's element-wise kernels. A kernel sees n elements that lie side by side in every operand;
-// strides, broadcasting and threads are run_rows' business, so there is one loop per op and dtype.
+// The CPU's element-wise kernels. A kernel gets n elements that are contiguous in every operand;
+// run_rows handles strides, broadcasting and threads, so there is one loop per op and dtype.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace lockstep::cpu {
 
-/// data[0] is the result; `first` is the walking index of the first element (random ops read it).
+/// data[0] is the result; `first` is the first element's index in traversal order, for random ops.
 using Row = void (*)(const void* op, char* const* data, int64_t n, int64_t first);
 
 /// f32 and f64 kernels of one op, at the processor's best instruction set. A derivative's operands
@@ -35,8 +35,8 @@ const FloatTable<decltype(formulas::BinaryOps() + formulas::NumberOps())>& binar
 /// Operands y, x; by dtype f32, f64.
 Row dropout_kernel(DType dtype);
 
-/// Kernels that need no SIMD of ours: integers, bool, comparisons. Null where the op's domain
-/// excludes t.
+/// Kernels without explicit SIMD: integers, bool, comparisons. Null where the op's domain excludes
+/// t.
 template <class Op>
 Row scalar_kernel(DType t);
 /// Operands y, condition, a, b.

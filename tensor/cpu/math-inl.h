@@ -251,8 +251,13 @@ HWY_INLINE Pack<float> through_f64(Pack<float> x, Exponent e) {
     part = whole_pow_for_f32(part, static_cast<int64_t>(std::fabs(e.p)));
     if (e.p < 0) part = Pack<double>(1) / part;
   }
-#if HWY_TARGET == HWY_SCALAR
-  return hn::DemoteTo(d, parts[0].r);
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128  // DemoteTo never gives infinity there
+  HWY_ALIGN double doubles[HWY_MAX_BYTES / sizeof(float)];
+  HWY_ALIGN float lanes[HWY_MAX_BYTES / sizeof(float)];
+  double* next = doubles;
+  for (const Pack<double>& part : parts) hn::Store(part.r, wide, next), next += hn::Lanes(wide);
+  for (size_t i = 0; i < hn::Lanes(d); ++i) lanes[i] = static_cast<float>(doubles[i]);
+  return hn::Load(d, lanes);
 #else
   return hn::Combine(d, hn::DemoteTo(half, parts[1].r), hn::DemoteTo(half, parts[0].r));
 #endif

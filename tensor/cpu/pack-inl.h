@@ -28,7 +28,7 @@ struct Pack {
   R r;
 
   HWY_INLINE Pack(R v) : r(v) {}  // NOLINT: implicit
-  HWY_INLINE explicit Pack(Number n) : r(hn::Set(D(), static_cast<T>(n.value))) {}
+  HWY_INLINE explicit Pack(Number n) : r(hn::Set(D(), n.as<T>())) {}
 
   friend HWY_INLINE Pack operator+(Pack a, Pack b) { return hn::Add(a.r, b.r); }
   friend HWY_INLINE Pack operator-(Pack a, Pack b) { return hn::Sub(a.r, b.r); }
@@ -46,18 +46,20 @@ struct Pack {
   static HWY_INLINE Pack inf() { return Pack(std::numeric_limits<T>::infinity()); }
   static HWY_INLINE Pack nan() { return Pack(std::numeric_limits<T>::quiet_NaN()); }
 
+  /// NaN where either is; a where they are equal, as 0 and -0 are. x86's maxps(b, a) is b > a ? b : a;
+  /// Highway's Max is another function of NaN and zeros on other targets.
   friend HWY_INLINE Pack max(Pack a, Pack b) {
-#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR  // maxps(b, a) is a where either is NaN
+#if HWY_ARCH_X86 && HWY_TARGET < HWY_EMU128
     return where(is_nan(b), b, Pack(hn::Max(b.r, a.r)));
 #else
-    return where(is_nan(a), a, where(is_nan(b), b, Pack(hn::Max(a.r, b.r))));
+    return where(is_nan(b), b, where(b > a, b, a));
 #endif
   }
   friend HWY_INLINE Pack min(Pack a, Pack b) {
-#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
+#if HWY_ARCH_X86 && HWY_TARGET < HWY_EMU128
     return where(is_nan(b), b, Pack(hn::Min(b.r, a.r)));
 #else
-    return where(is_nan(a), a, where(is_nan(b), b, Pack(hn::Min(a.r, b.r))));
+    return where(is_nan(b), b, where(b < a, b, a));
 #endif
   }
   friend HWY_INLINE Pack abs(Pack a) { return hn::Abs(a.r); }
@@ -93,7 +95,7 @@ HWY_INLINE void store_some(Pack<T> v, T* p, size_t k) {
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
   hn::BlendedStore(v.r, hn::FirstN(d, k), d, p);
 #else
-  HWY_ALIGN T lanes[HWY_MAX_BYTES / sizeof(T)];
+  HWY_ALIGN T lanes[HWY_MAX_BYTES / sizeof(T)] = {};
   hn::Store(v.r, d, lanes);
   for (size_t i = 0; i < k; ++i) p[i] = lanes[i];
 #endif

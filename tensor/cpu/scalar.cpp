@@ -1,4 +1,4 @@
-// Element-wise kernels that need no SIMD of ours: integers and bool, comparisons and where. Plain
+// Element-wise kernels without explicit SIMD: integers and bool, comparisons and where, as plain
 // loops over the same formulas.
 #include <lockstep/tensor/cpu/elementwise.h>
 #include <lockstep/tensor/cpu/scalar_value.h>

@@ -13,9 +13,7 @@ struct One {
   T v;
 
   explicit One(T v) : v(v) {}
-  explicit One(Number n)
-      : v(n.is_whole && std::is_integral_v<T> ? static_cast<T>(n.whole) : static_cast<T>(n.value)) {
-  }
+  explicit One(Number n) : v(n.as<T>()) {}
 
   friend One operator+(One a, One b) { return One(static_cast<T>(wide(a.v) + wide(b.v))); }
   friend One operator-(One a, One b) { return One(static_cast<T>(wide(a.v) - wide(b.v))); }

@@ -1,5 +1,5 @@
-// The SIMD loops: one over whole packs and one partial pack at the end, for every formula and
-// derivative, and the tables of them for one instruction set.
+// The SIMD loops of every formula and derivative, over whole packs and a partial pack at the end,
+// and their tables for one instruction set.
 #if defined(LOCKSTEP_TENSOR_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOCKSTEP_TENSOR_CPU_SIMD_INL_H_
 #undef LOCKSTEP_TENSOR_CPU_SIMD_INL_H_
@@ -52,7 +52,7 @@ HWY_INLINE V derivative_by(const Op& op, V a, V b, V y, V dy) {
     return op.db(a, b, y, dy);
 }
 
-/// What a derivative does not read is given as dy, and optimised away.
+/// For operands that a derivative does not read it gets dy; the loads are optimised away.
 template <int I, class Op, class HostOp, class T>
 void derivative_row(const void* host, char* const* data, int64_t count, int64_t) {
   using formulas::Probe;

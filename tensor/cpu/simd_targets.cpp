@@ -1,6 +1,5 @@
-// LOCKSTEP_MAX_ISA: holding the processor to less than it has. Highway numbers instruction sets so
-// that better ones have lower bits; those below the limit's are disabled before the first kernel is
-// picked.
+// LOCKSTEP_MAX_ISA limits the instruction sets that are used. In Highway better instruction sets
+// have lower bits; those below the limit's bit are disabled before the first kernel is chosen.
 #include <lockstep/tensor/cpu/simd_targets.h>
 
 #include <hwy/targets.h>
@@ -23,7 +22,7 @@ void respect_isa_limit() {
     else if (name == "sse4")
       disabled = HWY_SSE4 - 1;
     else if (name == "scalar")
-      disabled = HWY_SCALAR - 1;
+      disabled = HWY_EMU128 - 1;  // which is there instead of HWY_SCALAR with clang
     else
       fail<ValueError>("LOCKSTEP_MAX_ISA: must be avx2, sse4 or scalar, got ", name);
     hwy::DisableTargets(disabled);

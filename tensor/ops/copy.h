@@ -12,8 +12,8 @@ namespace lockstep::detail {
 LOCKSTEP_API void copy_kernel(const Tensor& dst, const Tensor& src);
 /// Every element of t = value, converted to t's dtype.
 LOCKSTEP_API void fill_kernel(const Tensor& t, Number value);
-/// Whether a and b lie over common memory in different ways, so that writing to one changes elements
-/// of the other that are yet to be read.
+/// Whether a and b share memory but differ in layout, so that writing to one may change elements of
+/// the other that have not been read yet.
 LOCKSTEP_API bool overlaps(const Tensor& a, const Tensor& b);
 
 }  // namespace lockstep::detail

@@ -17,11 +17,15 @@ using elementwise::BinaryOp, elementwise::may_consume, elementwise::UnaryOp;
 
 // ---- dtypes ----
 
-/// The dtype in which an op of `domain` computes x with a number, or alone.
-DType computes_in(Domain domain, DType x, Number n = 0) {
-  if (is_floating(x)) return x;
-  if (domain == Domain::floats || !n.is_whole) return DType::f32;
-  return x;
+/// The dtype in which an op of `domain` computes a tensor of dtype x.
+DType computes_in(Domain domain, DType x) {
+  return domain == Domain::floats && !is_floating(x) ? DType::f32 : x;
+}
+/// The same for a tensor and a number.
+DType computes_in(Domain domain, DType x, Number n) {
+  if (!n.is_whole && !is_floating(x)) return DType::f32;
+  if (!n.is_bool && x == DType::boolean) x = DType::i64;
+  return computes_in(domain, x);
 }
 /// PyTorch's promotion: a 0-d tensor counts only where it brings a higher kind (bool < integer <
 /// float).
@@ -34,21 +38,25 @@ DType promoted(Domain domain, const Tensor& a, const Tensor& b) {
   }
   return computes_in(domain, t);
 }
-/// An integer clamped to the range of an integer dtype, for ops that choose between it and elements.
+/// An integer clamped to the range of an integer dtype, for ops that select it or an element.
 Number clipped(Number n, DType t) {
   if (!n.is_whole) return n;
   if (t == DType::u8) return std::clamp<int64_t>(n.whole, 0, 255);
   if (t == DType::i32) return std::clamp<int64_t>(n.whole, INT32_MIN, INT32_MAX);
   return n;
 }
-/// A float that is to be compared with integers, as an integer if it is one. Others compare in f64,
-/// where rounding takes no integer across a fraction, nor, with these infinities, into the range.
+/// A float that is to be compared with integers, as an integer if it is one. Others are compared in
+/// f64, where rounding an i64 does not change the result; floats outside the range of i64 become
+/// infinite, so that no rounded integer equals them.
 Number comparable(Number n) {
   constexpr double kEnd = 0x1p63, kInf = std::numeric_limits<double>::infinity();
   if (n.is_whole) return n;
   if (n.value >= kEnd) return kInf;
   if (n.value < -kEnd) return -kInf;
   return n.value == std::trunc(n.value) ? Number(static_cast<int64_t>(n.value)) : n;
+}
+DType clamp_dtype(const Tensor& x, Number low, Number high) {
+  return computes_in(Clamp::domain, computes_in(Clamp::domain, x.dtype(), low), high);
 }
 /// A 0-d tensor.
 Tensor tensor_of(Number n, DType t, Device device) {
@@ -82,10 +90,9 @@ Tensor with_number(Op op, Tensor x) {
   if constexpr (Op::predicate) {
     if (!is_floating(x.dtype())) {
       op.number = comparable(op.number);
-      compute = op.number.is_whole ? x.dtype() : DType::f64;
+      compute = op.number.is_whole ? computes_in(Op::domain, x.dtype(), op.number) : DType::f64;
     }
   }
-  if (compute == DType::boolean) compute = DType::i64;  // the number is an integer
   if (clipped(op.number, compute).whole != op.number.whole) {
     if constexpr (Op::predicate) compute = DType::i64;
     if constexpr (std::is_same_v<Op, WithRight<Maximum>> || std::is_same_v<Op, WithRight<Minimum>>)
@@ -104,7 +111,7 @@ Tensor binary(Op op, const Tensor& a, const Tensor& b) {
 
 // ---- in place ----
 
-/// A copy of x before an in-place op, with the node that x has then.
+/// A copy of x before an in-place op, with x's node.
 Tensor before(const Tensor& x) {
   Tensor old = x.detach().clone();
   old.body().node = x.node();
@@ -112,21 +119,22 @@ Tensor before(const Tensor& x) {
 }
 
 template <class Op>
-Tensor& unary_(Op op, Tensor& x, Number n = 0) {
+Tensor& unary_(Op op, Tensor& x, DType compute) {
   using Node = UnaryOp<Op>;
-  LOCKSTEP_CHECK(computes_in(Op::domain, x.dtype(), n) == x.dtype(), DTypeError, Op::name,
-                 "_: the result is f32, which ", x.dtype(),
-                 " cannot hold; use the out-of-place form");
+  LOCKSTEP_CHECK(compute == x.dtype(), DTypeError, Op::name, "_: the result is ", compute,
+                 ", which ", x.dtype(), " cannot hold; use the out-of-place form");
   const bool records = is_grad_enabled() && x.node();
   const Tensor input = records && (Node::saves & kInput(0)) ? before(x) : x;
   apply_in_place(Node{op, nullptr, &x}, x, input);
   return x;
 }
 template <class Op>
+Tensor& unary_(Op op, Tensor& x) {
+  return unary_(op, x, computes_in(Op::domain, x.dtype()));
+}
+template <class Op>
 Tensor& number_(Op op, Tensor& x) {
-  LOCKSTEP_CHECK(x.dtype() != DType::boolean, DTypeError, Op::name,
-                 "_: the result is i64, which bool cannot hold");
-  return unary_(op, x, op.number);
+  return unary_(op, x, computes_in(Op::domain, x.dtype(), op.number));
 }
 
 template <class Op>
@@ -144,7 +152,7 @@ Tensor& binary_(Op op, Tensor& x, Tensor other) {
   const bool records = is_grad_enabled() && (x.node() || other.node());
   other = other.to(x.dtype());
   if (detail::overlaps(x, other)) other = other.clone();
-  // What backward reads must be the values from before, of `other` too where it is x itself.
+  // Backward must read the values before the op, of `other` too where it is x itself.
   constexpr bool saves = (Node::saves & (kInput(0) | kInput(1))) != 0;
   const Tensor input = records && saves ? before(x) : x;
   if (records && saves && other.data_ptr() == x.data_ptr()) {
@@ -202,14 +210,11 @@ struct DropoutOp {
   }
 };
 
-/// A fraction without a fractional part is an integer to an integer tensor.
-Number number_of(Number n) {
-  if (n.is_whole) return n;
-  const double v = n.value;
-  if (!(std::abs(v) <= 0x1p53 && v == std::trunc(v))) return n;
-  Number out(static_cast<int64_t>(v));
-  out.value = v;  // keeps the sign of a zero
-  return out;
+/// The number for an in-place op: with an integer tensor, which cannot hold a float result, a float
+/// without a fractional part is an integer.
+Number operand_for(const Tensor& x, Number n) {
+  if (n.is_whole || x.is_floating_point()) return n;
+  return std::abs(n.value) <= 0x1p53 ? comparable(n) : n;
 }
 
 }  // namespace
@@ -231,12 +236,11 @@ Tensor erf(Tensor x) { return unary(Erf{}, std::move(x)); }
 Tensor gelu(Tensor x) { return unary(Gelu{}, std::move(x)); }
 Tensor leaky_relu(Tensor x, double slope) { return unary(LeakyRelu{{}, slope}, std::move(x)); }
 Tensor clamp(Tensor x, Number low, Number high) {
-  const DType t = computes_in(Clamp::domain, x.dtype(), low.is_whole ? high : low);
+  const DType t = clamp_dtype(x, low, high);
   return unary(Clamp{{}, clipped(low, t), clipped(high, t)}, std::move(x), t);
 }
 Tensor pow(Tensor x, Number exponent) {
-  DType t = computes_in(Pow::domain, x.dtype(), exponent);
-  if (t == DType::boolean) t = DType::i64;
+  const DType t = computes_in(Pow::domain, x.dtype(), exponent);
   LOCKSTEP_CHECK(is_floating(t) || exponent.whole >= 0, ValueError,
                  "pow: integers have no negative powers, got ", exponent.whole,
                  "; convert with to(DType::f32)");
@@ -311,22 +315,24 @@ Tensor& abs_(Tensor& x) { return unary_(Abs{}, x); }
 Tensor& neg_(Tensor& x) { return unary_(Neg{}, x); }
 Tensor& clamp_(Tensor& x, Number low, Number high) {
   return unary_(Clamp{{}, clipped(low, x.dtype()), clipped(high, x.dtype())}, x,
-                low.is_whole ? high : low);
+                clamp_dtype(x, low, high));
 }
 Tensor& div_(Tensor& x, const Tensor& other) { return binary_(Div{}, x, other); }
 Tensor& div_(Tensor& x, Number number) { return number_(WithRight<Div>{{}, number}, x); }
 
 Tensor& Tensor::add_(const Tensor& other, Number alpha) {
   if (alpha.value == 1) return binary_(Add{}, *this, other);
-  const Number scale = number_of(alpha);
+  const Number scale = operand_for(*this, alpha);
   LOCKSTEP_CHECK(scale.is_whole || is_floating_point(), DTypeError, "add_: alpha ", alpha.value,
                  " is fractional, the tensor ", dtype(), "; use the out-of-place form");
   return binary_(AddScaled{{}, scale}, *this, other);
 }
-Tensor& Tensor::add_(Number value) { return number_(WithRight<Add>{{}, number_of(value)}, *this); }
+Tensor& Tensor::add_(Number value) {
+  return number_(WithRight<Add>{{}, operand_for(*this, value)}, *this);
+}
 Tensor& Tensor::mul_(const Tensor& other) { return binary_(Mul{}, *this, other); }
 Tensor& Tensor::mul_(Number factor) {
-  return number_(WithRight<Mul>{{}, number_of(factor)}, *this);
+  return number_(WithRight<Mul>{{}, operand_for(*this, factor)}, *this);
 }
 Tensor Tensor::square() const { return lockstep::square(*this); }
 

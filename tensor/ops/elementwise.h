@@ -8,17 +8,18 @@
 // Accuracy: for every input, subnormal numbers included, a result differs from the exact one by at
 // most the stated number of ulp (units in its last place), on every instruction set; 0.5 where none
 // is stated. Instruction sets may differ from each other within that. At infinity a result is the
-// limit. tests/accuracy_test.cpp measures these bounds, and those of the derivatives.
+// limit. A number is rounded to the dtype of the computation first. tests/accuracy_test.cpp
+// measures these bounds, and those of the derivatives.
 //
-// Backward multiplies the gradient that arrives by the derivative, as PyTorch does, so where the
-// derivative is infinite and 0 arrives, NaN leaves: where(x > 0, sqrt(x), 0) has that gradient at 0.
-// Keep such x out of the op itself: where(x > 0, sqrt(where(x > 0, x, 1)), 0).
+// Backward multiplies the output's gradient by the derivative, as PyTorch does. Where the gradient
+// is 0 and the derivative infinite the product is NaN: where(gt(x, 0), sqrt(x), 0) has a NaN
+// gradient at 0. Replace such x before the op: where(gt(x, 0), sqrt(where(gt(x, 0), x, 1)), 0).
 //
 // Integers wrap around where they overflow, and are not rounded where both operands are integers.
 //
 // Errors: ShapeError (shapes do not broadcast), DTypeError (an op is not defined for a dtype),
 // DeviceError (tensors on different devices). The one-input ops take their tensor by value: given
-// the last handle, as in relu(conv(x)), they may compute in place.
+// the last handle, as in relu(conv(x)), they may reuse its storage.
 #pragma once
 
 #include <lockstep/tensor/formula.h>
@@ -31,9 +32,9 @@ namespace lockstep {
 
 /// max(x, 0); its derivative at 0 is 0.
 LOCKSTEP_API Tensor relu(Tensor x);
-/// 1 / (1 + exp(-x)). 1 ulp; its derivative y (1 - y) 1.5.
+/// 1 / (1 + exp(-x)). 1 ulp; its derivative y (1 - y), of the rounded y, 1.5.
 LOCKSTEP_API Tensor sigmoid(Tensor x);
-/// 1 ulp; its derivative 1 - y^2 1.5.
+/// 1 ulp; its derivative 1 - y^2, of the rounded y, 2.
 LOCKSTEP_API Tensor tanh(Tensor x);
 /// 1 ulp.
 LOCKSTEP_API Tensor exp(Tensor x);
@@ -44,18 +45,20 @@ LOCKSTEP_API Tensor sqrt(Tensor x);
 LOCKSTEP_API Tensor abs(Tensor x);
 LOCKSTEP_API Tensor neg(Tensor x);
 LOCKSTEP_API Tensor square(Tensor x);
-/// x sigmoid(x). 1 ulp; its derivative 2 ulp of the larger of its two terms.
+/// x sigmoid(x). 1 ulp; its derivative 2.5 ulp of the larger of its two terms.
 LOCKSTEP_API Tensor silu(Tensor x);
-/// log(1 + exp(x)). 2 ulp.
+/// log(1 + exp(x)). 2 ulp; its derivative 1.
 LOCKSTEP_API Tensor softplus(Tensor x);
-/// The error function. 1.5 ulp; its derivative 3.5.
+/// The error function. 1.5 ulp; its derivative 4.5.
 LOCKSTEP_API Tensor erf(Tensor x);
-/// exp(-x^2 / 2), the density of the normal distribution times sqrt(2 pi). 1 ulp.
+/// exp(-x^2 / 2), the density of the normal distribution times sqrt(2 pi). 1 ulp, its derivative
+/// too.
 LOCKSTEP_API Tensor gaussian(Tensor x);
-/// The distribution function of the normal distribution, torch.special.ndtr. 1.5 ulp.
+/// The distribution function of the normal distribution, torch.special.ndtr. 1.5 ulp; its
+/// derivative 2.5.
 LOCKSTEP_API Tensor ndtr(Tensor x);
-/// x ndtr(x), exact (not the tanh form); Hendrycks and Gimpel, 2016. 1.5 ulp; its derivative 2.5 ulp
-/// of the larger of its two terms, and 8 times the smallest number beside.
+/// x ndtr(x), exact (not the tanh form); Hendrycks and Gimpel, 2016. 1.5 ulp; its derivative 3.5
+/// ulp of the larger of its two terms, and 8 times the smallest number beside.
 LOCKSTEP_API Tensor gelu(Tensor x);
 /// x where it is positive, slope * x elsewhere.
 LOCKSTEP_API Tensor leaky_relu(Tensor x, double slope = 0.01);
@@ -66,9 +69,9 @@ LOCKSTEP_API Tensor clamp(Tensor x, Number low, Number high);
 LOCKSTEP_API Tensor pow(Tensor x, Number exponent);
 /// Whether x is 0; bool.
 LOCKSTEP_API Tensor logical_not(Tensor x);
-/// In training each element is 0 with probability p, else x / (1 - p); otherwise x itself. The mask
-/// depends on the generator's next key and the element's index alone: not on threads, memory order
-/// or device, and nothing but the key is kept for backward. p in [0, 1], else ValueError.
+/// In training each element is 0 with probability p, else x / (1 - p), 1.5 ulp; otherwise x itself.
+/// The mask depends on the generator's next key and the element's index alone: not on threads,
+/// memory order or device, and only the key is saved for backward. p in [0, 1], else ValueError.
 /// Srivastava et al., 2014.
 LOCKSTEP_API Tensor dropout(Tensor x, double p = 0.5, bool training = true,
                             Generator& generator = default_generator());
@@ -131,10 +134,11 @@ inline Tensor operator/(Number a, Tensor b) { return div(a, std::move(b)); }
 inline Tensor operator-(Tensor a) { return neg(std::move(a)); }
 
 // ---- in place ----
-// The result takes x's place, its gradient too. Errors: AutogradError on a leaf that requires grad,
-// and under views that gradients flow through; ShapeError where the result would be larger than x
-// or x repeats elements (expand); DTypeError where x cannot hold the result's kind. Tensor::add_,
-// sub_ and mul_ are methods.
+// The result is written to x and recorded as x's new value; the gradients of views of x, and of
+// what x is a view of, follow. Errors: AutogradError for a leaf that requires grad or a view of
+// one, and later in backward where an op that needs the old value was recorded before; ShapeError
+// where the result would be larger than x or x repeats elements (expand); DTypeError where x cannot
+// hold the result's kind. Tensor::add_, sub_ and mul_ are methods.
 
 LOCKSTEP_API Tensor& relu_(Tensor& x);
 LOCKSTEP_API Tensor& leaky_relu_(Tensor& x, double slope = 0.01);

@@ -1,6 +1,6 @@
-// From a formula to an op: forward and backward of every element-wise op, written once. In backward
-// the derivative's own kernel runs in one pass; when the backward is itself recorded, the same
-// formula runs on Symbols instead.
+// Forward and backward of every element-wise op, made from its formula. Backward runs the
+// derivative's kernel; under create_graph it evaluates the same formula on Symbols, which makes it
+// a graph of ops.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ namespace lockstep::elementwise {
 
 using formulas::Probe;
 
-/// What an op keeps for backward, found from its derivatives.
+/// What an op saves for backward, found from its derivatives.
 template <class Op, int I = 0>
 constexpr unsigned saved_by() {
   if constexpr (Op::predicate)
@@ -33,8 +33,7 @@ constexpr unsigned saved_by() {
 
 inline TensorOptions like(const Tensor& t) { return {.dtype = t.dtype(), .device = t.device()}; }
 
-/// Whether x's bytes may take the result: the handle is the last one, and nothing else sees the
-/// bytes.
+/// Whether the result may overwrite x: this is the last handle, and nothing else uses its storage.
 inline bool may_consume(const Tensor& x) {
   return x.ref()->use_count() == 1 && x.storage().use_count() == 1 && x.storage().owns_bytes() &&
          (!x.node() || !x.is_leaf()) && (x.is_contiguous() || x.is_channels_last());
@@ -78,7 +77,7 @@ struct UnaryOp {
   static constexpr const char* name = Op::name;
   static constexpr unsigned saves = saved_by<Op>();
   Op op;
-  const TensorBody* consumable = nullptr;  // an input whose bytes nobody else will read
+  const TensorBody* consumable = nullptr;  // an input that the result may overwrite
   Tensor* target = nullptr;                // in-place form: where the result goes
 
   Tensor forward(const Tensor& x) {
@@ -107,7 +106,7 @@ struct UnaryOp {
       if constexpr (saves & kInput(0)) x[0] = saved.input(0);
       if constexpr (saves & kOutput) y = saved.output();
       Tensor destination = dx.destination(0);
-      // A gradient that nobody else holds gives its bytes to the next.
+      // A gradient that is referenced nowhere else is overwritten.
       if (!destination.defined() && !is_grad_enabled() && may_consume(dy)) destination = dy;
       dx.set(0, differentiate<0>(op, x, y, dy, destination));
     }

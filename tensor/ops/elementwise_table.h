@@ -1,5 +1,5 @@
-// The table through which an element-wise op reaches its kernels: typed functions per device, one
-// for the formula and one per derivative. A device plug-in fills its column with set().
+// The kernels of an element-wise op: typed functions per device, one for the formula and one per
+// derivative. A device plug-in registers its own with set().
 #pragma once
 
 #include <array>

@@ -1,6 +1,6 @@
-// The formulas as the host sees them, and what their derivatives read: each is evaluated at compile
-// time on Probes, values that know only what they were computed from. So what an op saves for
-// backward needs no declaration and cannot be declared wrongly.
+// The formulas compiled for the host, and what their derivatives read: each is evaluated at compile
+// time on Probes, abstract values that record what they depend on. So what an op saves for backward
+// is derived and need not be declared.
 #pragma once
 
 #include <array>
@@ -15,11 +15,11 @@ namespace lockstep::formulas {
 
 using DifferentiableOps = decltype(UnaryOps() + BinaryOps() + NumberOps());
 
-/// A value that knows which of the inputs, the output and dy it was computed from.
+/// An abstract value: which of the inputs, the output and dy it depends on.
 struct Probe {
   enum : unsigned { kA = 1, kB = 2, kY = 4, kDy = 8 };
   unsigned from = 0;
-  bool untouched = false;  // a value as it was made, not the result of an operation
+  bool untouched = false;  // an operand itself, not the result of an operation
 
   constexpr Probe() = default;
   constexpr Probe(unsigned from, bool untouched) : from(from), untouched(untouched) {}
@@ -64,7 +64,8 @@ constexpr Probe probe(const Op& op) {
   if constexpr (Op::inputs == 2) x[1] = Probe(Probe::kB, true);
   return derivative<I>(op, x, Probe(Probe::kY, true), Probe(Probe::kDy, true));
 }
-/// The same, for any parameters: what it reads for one of Op::probe(), and passes on for all.
+/// The same for any parameters: it depends on what it reads for one of Op::probe(), and is
+/// untouched if it is for all.
 template <class Op, int I>
 constexpr Probe probe() {
   if constexpr (std::is_empty_v<Op>) {

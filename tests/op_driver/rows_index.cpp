@@ -168,16 +168,21 @@ std::vector<Row> choice_rows() {
     const Array three({}, 3);
     return where_reference(first ? Arrays{x[0], three, x[1]} : Arrays{x[0], x[1], three});
   };
+  const auto with_integer = [](DType t) { return t == DType::boolean ? DType::i64 : t; };
   rows.push_back({.name = "where, a number first",
                   .shapes = {{{3, 4}, {3, 4}}, {{3, 1}, {4}}},
                   .call = [](const Tensors& x) { return where(x[0], 3, x[1]); },
                   .reference = [=](const Arrays& x) { return with_three(x, true); },
-                  .operands = {flag(), {}}});
+                  .operands = {flag(), {}},
+                  .dtypes = kNumbers,
+                  .result = with_integer});
   rows.push_back({.name = "where, a number second",
                   .shapes = {{{3, 4}, {3, 4}}, {{3, 1}, {4}}},
                   .call = [](const Tensors& x) { return where(x[0], x[1], 3); },
                   .reference = [=](const Arrays& x) { return with_three(x, false); },
-                  .operands = {flag(), {}}});
+                  .operands = {flag(), {}},
+                  .dtypes = kNumbers,
+                  .result = with_integer});
   rows.push_back(dropout_row("dropout", 0.4, true));
   rows.push_back(dropout_row("dropout of nothing", 0, true));
   rows.push_back(dropout_row("dropout in evaluation", 0.4, false));
