@@ -165,7 +165,7 @@ TEST_CASE("Sequential's fused Linear and ReLU is the two of them, forward and ba
 }
 
 TEST_CASE("wrong inputs and options are refused by name") {
-  CHECK_THROWS_AS(nn::Linear(0, 3), ValueError);
+  CHECK_THROWS_AS(nn::Linear(3, -1), ValueError);
   CHECK_THROWS_AS(nn::Conv2d(3, 4, 3, {.groups = 2}), ValueError);
   CHECK_THROWS_AS(nn::BatchNorm2d{4}(zeros({2, 4})), ShapeError);
   CHECK_THROWS_AS(nn::BatchNorm1d{4}(zeros({2, 4, 3, 3})), ShapeError);

@@ -114,9 +114,14 @@ void for_each_block(Product product, const ConvShape& s, bool with_bias, const T
   });
 }
 
-/// Whether oneDNN serves this convolution. Patches too long to be summed in f32 go to gemm.
+/// Whether oneDNN serves this convolution. Patches too long to be summed in f32 go to gemm, and so do
+/// sizes beyond the 32 bits that oneDNN computes positions with.
 bool served(const ConvShape& s, const Tensor& t) {
   const int64_t longest = std::max(s.c, s.o) / s.groups * s.kh * s.kw;
+  constexpr int64_t most = 1 << 24;
+  for (int64_t size : {s.h, s.w, s.oh, s.ow, s.stride_h, s.stride_w, s.pad_h, s.pad_w,
+                       s.dilation_h, s.dilation_w})
+    if (size > most) return false;
   return t.dtype() == DType::f32 && longest <= 1 << 16;
 }
 

@@ -1,7 +1,11 @@
 #include <lockstep/tensor/ops/cross_entropy.h>
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
 
+#include <lockstep/tensor/cpu/moments.h>
 #include <lockstep/tensor/cpu/softmax_rows.h>
 #include <lockstep/tensor/op.h>
 #include <lockstep/tensor/ops/elementwise.h>
@@ -16,29 +20,29 @@ namespace {
 struct CrossEntropy {
   static constexpr const char* name = "cross_entropy";
   static constexpr unsigned saves = kInput(0) | kInput(1);
-  Reduction reduction;
   kernels::CrossEntropyTask task;
-  double scale = 1;
+  double scale = 1;  // of the gradient
 
   Tensor forward(Saver& saved, const Tensor& logits, const Tensor& target) {  // [N, C], [N]
     const TensorOptions options{.dtype = logits.dtype(), .device = logits.device()};
-    const Tensor losses = empty(target.shape(), options);
+    const bool each = task.reduction == Reduction::none;
+    const Tensor y = empty(each ? target.shape() : Shape{}, options);
     const Tensor statistics = empty({target.size(0), 2}, options);  // maximum, log of the sum
-    saved.keep(0, statistics);
     const int64_t counted =
-        kernels::cross_entropy.on(logits.device())(losses, statistics, logits, target, task);
-    if (reduction == Reduction::none) return losses;
-    if (reduction == Reduction::mean) scale = 1 / static_cast<double>(counted);
-    Tensor y = empty({1}, options);
-    kernels::sum.on(logits.device())(y, losses, scale);
-    return y.view({});
+        kernels::cross_entropy.on(logits.device())(y, statistics, logits, target, task);
+    if (task.reduction == Reduction::mean)
+      scale = 1 / static_cast<double>(std::max<int64_t>(counted, 1));
+    saved.keep(0, statistics);
+    return y;
   }
 
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
     const Tensor logits = saved.input(0), target = saved.input(1);
     if (is_grad_enabled()) {
-      const Tensor weight = (counts(target, logits.dtype()) * dy * scale).unsqueeze(1);  // [N, 1]
-      return dx.set(0, (softmax(logits, 1) - distribution(target, logits)) * weight);
+      const Tensor counts = ne(target, task.ignore_index).unsqueeze(1);  // [N, 1]
+      const Tensor weight = (dy * scale).expand(target.shape()).unsqueeze(1);
+      const Tensor difference = softmax(where(counts, logits, 0), 1) - distribution(target, logits);
+      return dx.set(0, where(counts, difference * where(counts, weight, 0), 0));
     }
     Tensor g = empty(logits.shape(), {.dtype = logits.dtype(), .device = logits.device()});
     kernels::cross_entropy_backward.on(logits.device())(g, saved.kept(0), logits, target,
@@ -46,14 +50,10 @@ struct CrossEntropy {
     dx.set(0, std::move(g));
   }
 
-  /// [N]: 1 for samples that count, 0 for ignored ones.
-  Tensor counts(const Tensor& target, DType dtype) const {
-    return ne(target, task.ignore_index).to(dtype);
-  }
   /// [N, C]: what softmax should be.
   Tensor distribution(const Tensor& target, const Tensor& logits) const {
-    NoGradGuard guard;
-    const Tensor valid = target * ne(target, task.ignore_index).to(DType::i64);
+    const NoGradGuard guard;
+    const Tensor valid = where(ne(target, task.ignore_index), target, 0);
     const Tensor ones =
         lockstep::ones({target.size(0), 1}, {.dtype = logits.dtype(), .device = logits.device()});
     return put_along(ones * (1 - task.label_smoothing), valid.unsqueeze(1), 1, logits.shape()) +
@@ -61,7 +61,14 @@ struct CrossEntropy {
   }
 };
 
-int64_t cross_entropy_cpu(const Tensor& losses, const Tensor& statistics, const Tensor& logits,
+/// At least so many samples of `classes` scores are worth a task, and are summed apart; at most 64
+/// such blocks.
+int64_t samples_per_block(int64_t n, int64_t classes) {
+  return std::max({int64_t{1}, 8192 / std::max<int64_t>(classes, 1), (n + 63) / 64});
+}
+
+/// Losses are computed and summed in Wide<T>: those of scores near the largest T exceed T.
+int64_t cross_entropy_cpu(const Tensor& y, const Tensor& statistics, const Tensor& logits,
                           const Tensor& target, kernels::CrossEntropyTask task) {
   const int64_t n = logits.size(0), classes = logits.size(1), stride = target.strides()[0];
   const int64_t* label = target.data<int64_t>();
@@ -75,29 +82,41 @@ int64_t cross_entropy_cpu(const Tensor& losses, const Tensor& statistics, const 
     ++counted;
   }
   dispatch_floating("cross_entropy", logits.dtype(), [&]<class T>(TypeTag<T>) {
+    using W = cpu::Wide<T>;
     const T* scores = logits.data<T>();
-    T *loss = losses.data<T>(), *kept = statistics.data<T>();
-    const double smooth = task.label_smoothing;
-    parallel_for(n, std::max<int64_t>(1, 8192 / std::max<int64_t>(classes, 1)),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t i = begin; i < end; ++i) {
-                     const T* x = scores + i * classes;
-                     T *max = kept + 2 * i, *log_sum = max + 1;
-                     const int64_t t = label[i * stride];
-                     if (t == task.ignore_index) {
-                       loss[i] = *max = *log_sum = 0;
-                       continue;
-                     }
-                     cpu::softmax_rows<T>().log_sum_exp(x, classes, max, log_sum);
-                     loss[i] = (*max - x[t]) + *log_sum;
-                     if (smooth > 0) {
-                       double others = 0;  // sum of -log softmax over all classes
-                       for (int64_t c = 0; c < classes; ++c) others += (*max - x[c]) + *log_sum;
-                       loss[i] = static_cast<T>((1 - smooth) * loss[i] +
-                                                smooth / static_cast<double>(classes) * others);
-                     }
-                   }
-                 });
+    T* kept = statistics.data<T>();
+    T* losses = task.reduction == Reduction::none ? y.data<T>() : nullptr;
+    const W smooth = task.label_smoothing, even = smooth / static_cast<W>(classes);
+    const int64_t block = samples_per_block(n, classes);
+    std::vector<W> sums(static_cast<size_t>((n + block - 1) / block));
+    parallel_for(n, block, [&](int64_t begin, int64_t end) {
+      W sum = 0;
+      for (int64_t i = begin; i < end; ++i) {
+        const T* x = scores + i * classes;
+        T *max = kept + 2 * i, *log_sum = max + 1;
+        const int64_t t = label[i * stride];
+        W loss = 0;
+        if (t == task.ignore_index) {
+          *max = *log_sum = 0;
+        } else {
+          cpu::softmax_rows<T>().log_sum_exp(x, classes, max, log_sum);
+          const W highest = *max, rest = *log_sum;  // together log(sum(exp(x)))
+          loss = highest - x[t] + rest;
+          if (smooth > 0) {
+            W others = 0;  // -log softmax, summed over all classes
+            for (int64_t c = 0; c < classes; ++c) others += highest - x[c] + rest;
+            loss = (1 - smooth) * loss + even * others;
+          }
+        }
+        sum += loss;
+        if (losses) losses[i] = static_cast<T>(loss);
+      }
+      sums[static_cast<size_t>(begin / block)] = sum;
+    });
+    if (losses) return;
+    const W total = std::accumulate(sums.begin(), sums.end(), W(0));
+    *y.data<T>() = static_cast<T>(
+        task.reduction == Reduction::mean ? total / static_cast<W>(counted) : total);
   });
   return counted;
 }
@@ -113,22 +132,24 @@ void cross_entropy_backward_cpu(const Tensor& dx, const Tensor& statistics, cons
     T* gradient = dx.data<T>();
     const T even = static_cast<T>(task.label_smoothing / static_cast<double>(classes));
     const T sharp = static_cast<T>(1 - task.label_smoothing);
-    parallel_for(n, std::max<int64_t>(1, 8192 / std::max<int64_t>(classes, 1)),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t i = begin; i < end; ++i) {
-                     T* g = gradient + i * classes;
-                     const int64_t t = label[i * label_stride];
-                     if (t == task.ignore_index) {
-                       std::fill_n(g, classes, T(0));
-                       continue;
-                     }
-                     const T weight = static_cast<T>(scale) * weights[i * dy_stride];
-                     cpu::softmax_rows<T>().scaled_softmax(scores + i * classes, kept[2 * i],
-                                                           kept[2 * i + 1], even, weight, g,
-                                                           classes);
-                     g[t] -= sharp * weight;
-                   }
-                 });
+    parallel_for(n, samples_per_block(n, classes), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        T* g = gradient + i * classes;
+        const int64_t t = label[i * label_stride];
+        if (t == task.ignore_index) {
+          std::fill_n(g, classes, T(0));
+          continue;
+        }
+        const T weight = static_cast<T>(scale * weights[i * dy_stride]);
+        // An infinite weight is multiplied last: the label's gradient is one product, not two.
+        const T early = std::isfinite(weight) ? weight : T(1);
+        cpu::softmax_rows<T>().scaled_softmax(scores + i * classes, kept[2 * i], kept[2 * i + 1],
+                                              even, early, g, classes);
+        g[t] -= sharp * early;
+        if (!std::isfinite(weight))
+          for (int64_t c = 0; c < classes; ++c) g[c] *= weight;
+      }
+    });
   });
 }
 
@@ -147,11 +168,11 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target, CrossEntropyOpt
   LOCKSTEP_CHECK(logits.dim() > 0 && target.shape() == expected, ShapeError,
                  "cross_entropy: logits of shape ", logits.shape(), " need a target of shape ",
                  expected, ", got ", target.shape());
-  const CrossEntropy op{options.reduction, {options.ignore_index, options.label_smoothing}};
+  const CrossEntropy op{{options.reduction, options.ignore_index, options.label_smoothing}};
   Tensor rows = logits;  // [..., C] -> [N, C]
   if (logits.dim() == 1) rows = logits.unsqueeze(0);
   for (int d = 1; d + 1 < logits.dim(); ++d) rows = rows.transpose(d, d + 1);
-  rows = rows.reshape({-1, rows.size(-1)}).contiguous();
+  rows = rows.reshape({target.numel(), rows.size(-1)}).contiguous();
   const Tensor y = apply(op, rows, target.reshape({-1}));
   return options.reduction == Reduction::none ? y.reshape(target.shape()) : y;
 }

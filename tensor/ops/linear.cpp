@@ -1,11 +1,11 @@
 #include <lockstep/tensor/ops/linear.h>
 
-#include <lockstep/tensor/cpu/block_sums.h>
 #include <lockstep/tensor/cpu/gemm.h>
 #include <lockstep/tensor/op.h>
 #include <lockstep/tensor/ops/elementwise.h>
 #include <lockstep/tensor/ops/matmul.h>
 #include <lockstep/tensor/ops/reduce.h>
+#include <lockstep/tensor/parallel.h>
 
 namespace lockstep {
 namespace {
@@ -21,29 +21,18 @@ void linear_cpu(const Tensor& x, const Tensor& w, const Tensor& bias, bool relu,
   });
 }
 
-/// dz = 0 where y <= 0, else dy (all of dy without relu); db = the sum of dz over rows.
-void linear_epilogue_backward_cpu(const Tensor& dy, const Tensor& y, const Tensor& dz,
-                                  const Tensor& db) {
-  if (!y.defined()) return kernels::sum.on(dy.device())(db.view({1, db.size(0)}), dy, 1);
-  const int64_t rows = dy.size(0), n = dy.size(1), block = 64, blocks = (rows + block - 1) / block;
+/// dz = dy where relu let it pass (where y is NaN too), else 0.
+void linear_relu_backward_cpu(const Tensor& dy, const Tensor& y, const Tensor& dz) {
   dispatch_floating("linear", dy.dtype(), [&]<class T>(TypeTag<T>) {
-    auto run = [&](int64_t b, T* sums) {
-      std::fill_n(sums, n, T(0));
-      for (int64_t i = b * block; i < std::min(rows, (b + 1) * block); ++i) {
-        const T* __restrict g = dy.data<T>() + i * n;
-        const T* __restrict mask = y.data<T>() + i * n;
-        T* __restrict z = dz.data<T>() + i * n;
-        T* __restrict total = sums;
-        for (int64_t j = 0; j < n; ++j) {
-          const T gradient = g[j];  // read in any case: a conditional load would prevent vector code
-          const T passed = mask[j] <= 0 ? T(0) : gradient;  // as relu: NaN lets dy pass
-          z[j] = passed;
-          total[j] += passed;
-        }
+    parallel_for(dy.numel(), 1 << 15, [&](int64_t begin, int64_t end) {
+      const T* __restrict g = dy.data<T>();
+      const T* __restrict output = y.data<T>();
+      T* __restrict z = dz.data<T>();
+      for (int64_t i = begin; i < end; ++i) {
+        const T gradient = g[i];  // read in any case: a conditional load would prevent vector code
+        z[i] = output[i] <= 0 ? T(0) : gradient;
       }
-    };
-    const Tensor sums = db.defined() ? db : empty({n}, {.dtype = dy.dtype()});
-    cpu::sum_blocks(blocks, n, sums.data<T>(), run);
+    });
   });
 }
 
@@ -53,8 +42,8 @@ struct Linear {
   static constexpr const char* name = "linear";
   static inline Kernel<void(const Tensor&, const Tensor&, const Tensor&, bool, const Tensor&)>
       kernel{"linear", linear_cpu};
-  static inline Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&)>
-      epilogue_backward{"linear", linear_epilogue_backward_cpu};
+  static inline Kernel<void(const Tensor&, const Tensor&, const Tensor&)> relu_backward{
+      "linear", linear_relu_backward_cpu};
   bool relu;
   Shape shape;
   // Without relu the output is not kept: the next op may then work on it in place.
@@ -79,13 +68,11 @@ struct Linear {
     const TensorOptions like{.dtype = dy.dtype(), .device = dy.device()};
     const Tensor g = dy.contiguous().view(rows);
     const Tensor dz = relu ? empty(g.shape(), like) : g;
-    if (relu || dx.needed(2)) {
-      Tensor db;
-      if (dx.needed(2))
-        db = dx.destination(2).defined() ? dx.destination(2) : empty({g.size(1)}, like);
-      epilogue_backward.on(g.device())(g, relu ? saved.output().view(rows) : Tensor(),
-                                       relu ? dz : Tensor(), db);
-      if (dx.needed(2)) dx.set(2, db);
+    if (relu) relu_backward.on(g.device())(g, saved.output().view(rows), dz);
+    if (dx.needed(2)) {
+      Tensor db = dx.destination(2).defined() ? dx.destination(2) : empty({g.size(1)}, like);
+      kernels::sum.on(g.device())(db.view({1, db.size(0)}), dz, 1);
+      dx.set(2, db);
     }
     if (dx.needed(1)) {
       Tensor dw = dx.destination(1).defined() ? dx.destination(1) : empty(w.shape(), like);

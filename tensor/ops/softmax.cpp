@@ -42,7 +42,10 @@ struct LogSoftmax {
   }
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
     const Tensor y = saved.output();
-    if (is_grad_enabled()) return dx.set(0, dy - exp(y) * sum(dy, {dim}, true));
+    if (is_grad_enabled()) {
+      const double n = static_cast<double>(y.dim() ? y.size(dim) : 1);
+      return dx.set(0, dy - exp(y) * mean(dy, {dim}, true) * n);  // a mean stays within range
+    }
     Tensor g = empty(y.shape(), {.dtype = y.dtype(), .device = y.device()});
     kernels::log_softmax_backward.on(y.device())(g, y, dy, dim);
     dx.set(0, std::move(g));
