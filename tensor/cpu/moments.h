@@ -55,8 +55,14 @@ struct Moments {
     Moments m{static_cast<Wide<T>>(count), 0, 0};
     for (int64_t i = 0; i < count; ++i) m.mean += x[i * stride];
     m.mean /= m.n;
-    for (int64_t i = 0; i < count; ++i)
-      m.m2 += (x[i * stride] - m.mean) * (x[i * stride] - m.mean);
+    Wide<T> deviations = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const Wide<T> d = x[i * stride] - m.mean;
+      deviations += d;
+      m.m2 += d * d;
+    }
+    m.m2 -= deviations * (deviations / m.n);
+    m.mean += deviations / m.n;
     return m;
   }
 };
