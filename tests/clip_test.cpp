@@ -1,6 +1,9 @@
 // Gradient clipping against PyTorch, and at its edges.
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <limits>
+
 #include <lockstep/optim/clip.h>
 #include <lockstep/tensor/parallel.h>
 #include <lockstep/tensor/random.h>
@@ -88,13 +91,15 @@ TEST_CASE("clip_grad_norm_: gradients of any magnitude keep their norm and direc
         const double want = given * (std::isinf(norm_type) ? 1 : std::pow(n, 1 / norm_type));
         const double norm = optim::clip_grad_norm_({p}, max_norm, {.norm_type = norm_type});
         CHECK((std::isinf(want) || std::abs(norm / want - 1) < 1e-6));
-        // Divided by n^(1/p), unless that leaves the 1e-6 beside the norm to decide.
-        const double factor = static_cast<double>(
-            std::min(1.0L, max_norm / (static_cast<long double>(given) *
-                                           (std::isinf(norm_type) ? 1 : std::pow((long double)n, 1 / norm_type)) +
-                                       1e-6L)));
+        // The same direction: divided by the norm, to which 1e-6 is added.
+        const auto exact = static_cast<long double>(given) *
+                           (std::isinf(norm_type) ? 1 : std::pow(static_cast<long double>(n), 1 / norm_type));
+        const auto factor = static_cast<double>(std::min(1.0L, max_norm / (exact + 1e-6L)));
+        const double least = dtype == DType::f32
+                                 ? static_cast<double>(std::numeric_limits<float>::denorm_min())
+                                 : std::numeric_limits<double>::denorm_min();
         const double clipped = p.grad()[n - 1].item<double>();
-        CHECK(std::abs(clipped - given * factor) <= 1e-5 * given * factor);
+        CHECK(std::abs(clipped - given * factor) <= 1e-5 * given * factor + least);
       }
 }
 
