@@ -104,7 +104,11 @@ struct Statistics {
         deviations(means + statistics.size(1)),
         rests(deviations + statistics.size(1)) {}
   /// sqrt(variance + eps), which neither overflows nor vanishes where the deviation does not.
-  double spread(int64_t c, double eps) const { return std::hypot(deviations[c], std::sqrt(eps)); }
+  double spread(int64_t c, double eps) const {
+    const double variance = deviations[c] * deviations[c] + eps;
+    return variance > 0x1p-900 && variance < 0x1p900 ? std::sqrt(variance)
+                                                     : std::hypot(deviations[c], std::sqrt(eps));
+  }
   /// What rounding to T took from the mean.
   template <class T>
   double rest(int64_t c) const {

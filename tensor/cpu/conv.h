@@ -32,7 +32,7 @@ struct ConvShape {
   // The gradient of the weights is summed in f32 over parts: some images, or some rows of one. oneDNN
   // adds one row of pixels to another, and with few channels one pixel to another; kTerms of them have
   // a small enough rounding error.
-  static constexpr int64_t kTerms = 4096;
+  static constexpr int64_t kTerms = 8192;
   int64_t terms_of_row() const { return c / groups < 16 ? ow : 1; }
   int64_t images_per_sum() const {
     const int64_t most = std::max<int64_t>(kTerms / std::max<int64_t>(oh * terms_of_row(), 1), 1);

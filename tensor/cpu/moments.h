@@ -38,6 +38,7 @@ struct Moments {
   /// Those of both sets of values together (Chan, Golub and LeVeque, 1979).
   void combine(const Moments& o) {
     if (o.n == 0) return;
+    if (n == 0) return void(*this = o);
     const Wide<T> delta = o.mean - mean, share = o.n / (n + o.n);
     mean += delta * share;
     m2 += o.m2 + delta * delta * (n * share);

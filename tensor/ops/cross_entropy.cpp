@@ -24,7 +24,7 @@ struct CrossEntropy {
   kernels::CrossEntropyTask task;
   double scale = 1;  // of the gradient
 
-  Tensor forward(Saver& saved, const Tensor& logits, const Tensor& target) {  // [N, C, L], [N, L]
+  Tensor forward(Saver& saved, const Tensor& logits, const Tensor& target) {  // [N, C, ...], [N, ...]
     const TensorOptions options{.dtype = logits.dtype(), .device = logits.device()};
     const bool each = task.reduction == Reduction::none;
     const Tensor y = empty(each ? target.shape() : Shape{}, options);
@@ -40,18 +40,18 @@ struct CrossEntropy {
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
     const Tensor logits = saved.input(0), target = saved.input(1);
     if (is_grad_enabled()) {
-      const Tensor counts = ne(target, task.ignore_index).unsqueeze(1);  // [N, 1, L]
+      const Tensor counts = ne(target, task.ignore_index).unsqueeze(1);  // [N, 1, ...]
       const Tensor weight = (dy * scale).expand(target.shape()).unsqueeze(1);
       const Tensor difference = softmax(where(counts, logits, 0), 1) - distribution(target, logits);
       return dx.set(0, where(counts, difference * where(counts, weight, 0), 0));
     }
     Tensor g = empty(logits.shape(), {.dtype = logits.dtype(), .device = logits.device()});
     kernels::cross_entropy_backward.on(logits.device())(g, saved.kept(0), logits, target,
-                                                        dy.expand(target.shape()), scale, task);
+                                                        dy.contiguous(), scale, task);
     dx.set(0, std::move(g));
   }
 
-  /// [N, C, L]: what softmax should be.
+  /// [N, C, ...]: what softmax should be.
   Tensor distribution(const Tensor& target, const Tensor& logits) const {
     const NoGradGuard guard;
     const Tensor valid = where(ne(target, task.ignore_index), target, 0).unsqueeze(1);
@@ -62,13 +62,15 @@ struct CrossEntropy {
   }
 };
 
-/// The samples of logits [N, C, L] in spans that the shape alone decides: several rows of C scores
-/// where L is 1, else neighbouring columns of one of the N.
+/// The samples of logits [N, C, ...] in spans that the shape alone decides: several rows of C scores
+/// where the further dimensions hold one element, else neighbouring columns of one of the N.
 struct Spans {
   int64_t n, classes, inner, samples, size, per_image;
 
   explicit Spans(const Tensor& logits)
-      : n(logits.size(0)), classes(logits.size(1)), inner(logits.size(2)), samples(n * inner) {
+      : n(logits.size(0)), classes(logits.size(1)), inner(1) {
+    for (int d = 2; d < logits.dim(); ++d) inner *= logits.size(d);
+    samples = n * inner;
     // At least so many samples are worth a task; at most 64 tasks of rows.
     size = inner == 1 ? std::max({int64_t{1}, 8192 / std::max<int64_t>(classes, 1), (n + 63) / 64})
                       : cpu::kSoftmaxColumns;
@@ -160,9 +162,9 @@ void cross_entropy_backward_cpu(const Tensor& dx, const Tensor& statistics, cons
   dispatch_floating("cross_entropy", logits.dtype(), [&]<class T>(TypeTag<T>) {
     const T even = static_cast<T>(task.label_smoothing / static_cast<double>(classes));
     const T sharp = static_cast<T>(1 - task.label_smoothing);
+    const int64_t dy_step = task.reduction == Reduction::none ? 1 : 0;
     const auto weight_of = [&](int64_t i) {
-      const int64_t at = i / spans.inner * dy.strides()[0] + i % spans.inner * dy.strides()[1];
-      return static_cast<T>(scale * dy.data<T>()[at]);
+      return static_cast<T>(scale * dy.data<T>()[i * dy_step]);
     };
     // An infinite weight is multiplied last: the label's gradient is one product, not two.
     const auto early = [](T weight) { return std::isfinite(weight) ? weight : T(1); };
@@ -210,16 +212,13 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target, CrossEntropyOpt
                  "cross_entropy: logits of shape ", logits.shape(), " need a target of shape ",
                  expected, ", got ", target.shape());
   const CrossEntropy op{{options.reduction, options.ignore_index, options.label_smoothing}};
-  Tensor scores = logits, labels = target;  // [N, C, L] and [N, L]
-  const int64_t classes = logits.size(logits.dim() == 1 ? 0 : 1);
-  if (logits.dim() <= 2 || logits.is_channels_last()) {
-    if (logits.dim() == 4) scores = logits.permute({0, 2, 3, 1});
-    scores = scores.reshape({target.numel(), classes, 1});
-    labels = target.reshape({target.numel(), 1});
-  } else {
-    const int64_t images = logits.size(0), inner = images ? target.numel() / images : 0;
-    scores = logits.reshape({images, classes, inner});
-    labels = target.reshape({images, inner});
+  Tensor scores = logits, labels = target;  // [N, C, ...] and [N, ...]
+  if (logits.dim() == 1) {
+    scores = logits.unsqueeze(0);
+    labels = target.unsqueeze(0);
+  } else if (logits.is_channels_last()) {
+    scores = logits.permute({0, 2, 3, 1}).reshape({target.numel(), logits.size(1)});
+    labels = target.reshape({target.numel()});
   }
   const Tensor y = apply(op, scores.contiguous(), labels.contiguous());
   return options.reduction == Reduction::none ? y.reshape(target.shape()) : y;
