@@ -21,7 +21,7 @@ namespace {
 constexpr double kTenth = 0.1f;
 
 /// All elements are near `want`. Equal terms round alike, so that their errors add up.
-void check_all(const std::string& what, const Tensor& t, double want, double tolerance = 1e-5) {
+void check_all(const std::string& what, const Tensor& t, double want, double tolerance = 2e-5) {
   CAPTURE(what);
   const double most = max(t).item<double>(), least = -max(t * -1.0).item<double>();
   CHECK(std::fabs(most / want - 1) < tolerance);

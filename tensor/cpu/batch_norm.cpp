@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include <lockstep/tensor/cpu/norm_rows.h>
@@ -122,11 +123,14 @@ struct Statistics {
   }
 };
 
-/// Whether (x - mean) * factor, for x of this spread around the mean, stays clear of the limits of T.
+/// Whether (x - mean) * factor + shift, for x of this spread around the mean, stays clear of the limits
+/// of T.
 template <class T>
-bool is_moderate(double spread, double factor) {
+bool is_moderate(double spread, double factor, double mean, double shift) {
+  constexpr double large = std::is_same_v<T, float> ? 0x1p60 : 0x1p500;
   const double size = std::abs(factor), least = std::numeric_limits<T>::min();
-  return cpu::is_moderate<T>(spread) && !(size < least && size > 0);
+  const bool wide = size > large || std::abs(mean) > large || std::abs(shift) > large;
+  return cpu::is_moderate<T>(spread) && !wide && !(size < least && size > 0);
 }
 
 /// y[i] = f(c, i) for all elements i, of channel c: for batches whose spread is near the limits of
@@ -152,11 +156,12 @@ void batch_norm_cpu(const Tensor& y, const Tensor& x, const Tensor& statistics,
     bool moderate = true;
     for (int64_t c = 0; c < l.channels; ++c) {
       const double spread = given.spread(c, eps), factor = at_or<T>(weight, c, 1) / spread;
-      moderate = moderate && is_moderate<T>(spread, factor);
       mean[c] = static_cast<T>(given.means[c]);
       scale[c] = static_cast<T>(factor);
       // What rounding took from the mean goes into the shift.
-      shift[c] = static_cast<T>(at_or<T>(bias, c, 0) - given.rest<T>(c) * factor);
+      const double whole_shift = at_or<T>(bias, c, 0) - given.rest<T>(c) * factor;
+      shift[c] = static_cast<T>(whole_shift);
+      moderate = moderate && is_moderate<T>(spread, factor, given.means[c], whole_shift);
     }
     const T* from = x.data<T>();
     T* to = y.data<T>();
@@ -229,30 +234,39 @@ void backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const Ten
     std::vector<T> buffer(static_cast<size_t>(4 * l.channels));
     T *mean = buffer.data(), *scale = mean + l.channels, *a = scale + l.channels,
       *b = a + l.channels;
+    const bool constant = std::isinf(count);  // statistics: dx = dy scale, whatever x is
     bool moderate = true;
     for (int64_t c = 0; c < l.channels; ++c) {
       const double spread = given.spread(c, eps), factor = at_or<T>(weight, c, 1) / spread;
-      moderate = moderate && is_moderate<T>(spread, factor);
-      mean[c] = static_cast<T>(given.means[c]);
       scale[c] = static_cast<T>(factor);
+      if (constant) {
+        moderate = moderate && is_moderate<T>(spread, factor, 0, 0);
+        continue;
+      }
+      mean[c] = static_cast<T>(given.means[c]);
       b[c] = static_cast<T>(product[c] / spread / count);
-      a[c] = static_cast<T>(sum[c] / count - given.rest<T>(c) * b[c]);
+      const double whole_a = sum[c] / count - given.rest<T>(c) * b[c];
+      a[c] = static_cast<T>(whole_a);
+      moderate = moderate && is_moderate<T>(spread, factor, given.means[c], whole_a);
     }
     const T *g = dy.data<T>(), *from = x.data<T>();
     T* to = dx.data<T>();
     if (!moderate)
       return for_each_element(l, to, [&](int64_t c, int64_t i) {
-        const cpu::Wide<T> centred = g[i] - sum[c] / count;
-        return (centred - given.normal(c, from[i], eps) * (product[c] / count)) /
-               given.spread(c, eps) * at_or<T>(weight, c, 1);
+        cpu::Wide<T> centred = g[i];
+        if (!constant)
+          centred -= sum[c] / count + given.normal(c, from[i], eps) * (product[c] / count);
+        return centred / given.spread(c, eps) * at_or<T>(weight, c, 1);
       });
     const auto& rows = cpu::norm_rows<T>();
     for_each_piece(
         l,
         [&](int64_t i) {
+          if (constant) return rows.affine_row(g + i, mean, scale, a, to + i, l.channels);
           rows.affine_backward_row(g + i, from + i, mean, scale, a, b, to + i, l.channels);
         },
         [&](int64_t i, int64_t c) {
+          if (constant) return rows.affine_plane(g + i, 0, scale[c], 0, to + i, l.plane);
           rows.affine_backward_plane(g + i, from + i, mean[c], scale[c], a[c], b[c], to + i,
                                      l.plane);
         });

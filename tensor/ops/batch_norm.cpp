@@ -170,9 +170,10 @@ struct BatchNorm {
     const Tensor rstd = 1.0 / sqrt(variance + square(range * std::sqrt(eps)));
     const Tensor normal = centred * rstd;
     if (dx.needed(0) || shared) {
-      Tensor g = has_weight ? dy * weight.reshape(per_channel) : dy;
+      const double scale = has_weight ? detail::weight_scale(weight) : 1;
+      Tensor g = has_weight ? dy * (weight * scale).reshape(per_channel) : dy;
       if (by_batch) g = g - over_batch(g) - normal * over_batch(g * normal);
-      if (dx.needed(0)) dx.set(0, g * rstd * range);
+      if (dx.needed(0)) dx.set(0, g * rstd * (range * (1 / scale)));
     }
     if (dx.needed(1)) dx.set(1, sum(dy * normal, others));
     if (dx.needed(2)) dx.set(2, sum(dy, others));
