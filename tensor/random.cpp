@@ -175,7 +175,9 @@ Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions opti
     };
     if (range <= uint64_t{1} << 32)
       for_each_random(t.numel(), key, [=](int64_t i, uint32_t bits) {
-        p[i] = number(bounded(range, bits, 32, key, i));
+        const uint64_t scaled = bits * range;  // as in place_in, which decides where it is close
+        p[i] = number(static_cast<uint32_t>(scaled) < range ? bounded(range, bits, 32, key, i)
+                                                            : scaled >> 32);
       });
     else
       parallel_for(t.numel(), kBlock, [&](int64_t begin, int64_t end) {

@@ -1,6 +1,9 @@
 // Gradient clipping against PyTorch, and at its edges.
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <limits>
+
 #include <lockstep/optim/clip.h>
 #include <lockstep/tensor/parallel.h>
 #include <lockstep/tensor/random.h>
@@ -59,6 +62,45 @@ TEST_CASE("f32, large and strided gradients; the norm does not depend on threads
   CHECK(std::abs(one - exact) < 1e-6 * exact);
   optim::clip_grad_norm_({w}, 1);
   CHECK(std::abs(optim::clip_grad_norm_({w}, 1) - 1) < 1e-5);
+}
+
+TEST_CASE("clip_grad_norm_: gradients of any magnitude keep their norm and direction") {
+  struct Case {
+    DType dtype;
+    double size;
+  };
+  for (const auto& [dtype, size] : std::vector<Case>{{DType::f32, 3e19},
+                                                     {DType::f32, 3e38},
+                                                     {DType::f32, 1e-25},
+                                                     {DType::f32, 1e-40},
+                                                     {DType::f64, 1e300},
+                                                     {DType::f64, 1e308},
+                                                     {DType::f64, 1e-200},
+                                                     {DType::f64, 1e-310}})
+    for (double norm_type : {1.0, 2.0, 3.0, 0.5, double(INFINITY)})
+      for (bool gappy : {false, true}) {
+        CAPTURE(dtype);
+        CAPTURE(size);
+        CAPTURE(norm_type);
+        constexpr int64_t n = 64;
+        const double max_norm = std::min(size, 1.0);
+        Tensor p = zeros({n}, {.dtype = dtype}).requires_grad_();
+        const Tensor g = full({2 * n}, size, {.dtype = dtype});
+        p.set_grad(gappy ? g.slice(0, {.step = 2}) : g.narrow(0, 0, n));
+        const double given = p.grad()[0].item<double>();  // size, rounded
+        const double want = given * (std::isinf(norm_type) ? 1 : std::pow(n, 1 / norm_type));
+        const double norm = optim::clip_grad_norm_({p}, max_norm, {.norm_type = norm_type});
+        CHECK((std::isinf(want) || std::abs(norm / want - 1) < 1e-6));
+        // The same direction: divided by the norm, to which 1e-6 is added.
+        const auto exact = static_cast<long double>(given) *
+                           (std::isinf(norm_type) ? 1 : std::pow(static_cast<long double>(n), 1 / norm_type));
+        const auto factor = static_cast<double>(std::min(1.0L, max_norm / (exact + 1e-6L)));
+        const double least = dtype == DType::f32
+                                 ? static_cast<double>(std::numeric_limits<float>::denorm_min())
+                                 : std::numeric_limits<double>::denorm_min();
+        const double clipped = p.grad()[n - 1].item<double>();
+        CHECK(std::abs(clipped - given * factor) <= 1e-5 * given * factor + least);
+      }
 }
 
 TEST_CASE("no gradients, and norms that are not finite") {

@@ -227,6 +227,43 @@ TEST_CASE("the bits of result and gradients do not depend on the number of threa
   set_num_threads(before);
 }
 
+TEST_CASE("conv2d of no images gives no images and gradients of 0, recorded ones too") {
+  for (DType t : {DType::f32, DType::f64})
+    for (int64_t groups : {1, 2})
+      for (bool recorded : {false, true}) {
+        const Tensor x = zeros({0, 2, 5, 6}, {.dtype = t}).requires_grad_(),
+                     w = ones({4, 2 / groups, 3, 3}, {.dtype = t}).requires_grad_(),
+                     b = ones({4}, {.dtype = t}).requires_grad_();
+        const Tensor y = conv2d(x, w, b, {.stride = 2, .padding = 1, .groups = groups});
+        CHECK(y.shape() == Shape{0, 4, 3, 3});
+        const auto g = autograd::grad({y.sum()}, {x, w, b}, {}, {.create_graph = recorded});
+        CHECK(g[0].shape() == x.shape());
+        CHECK(g[1].shape() == w.shape());
+        CHECK(g[1].to_vector<double>() == std::vector<double>(size_t(w.numel()), 0));
+        CHECK(g[2].to_vector<double>() == std::vector<double>(4, 0));
+        if (!recorded) continue;
+        const Tensor second = autograd::grad({g[1].sum()}, {x}, {}, {.allow_unused = true})[0];
+        if (second.defined()) CHECK(second.shape() == x.shape());
+      }
+}
+
+TEST_CASE("conv2d with strides, padding and dilation of any size computes sizes without overflow") {
+  const Tensor x = ones({1, 1, 3, 3}), w = ones({1, 1, 2, 2});
+  const int64_t most = INT64_MAX;
+  CHECK(conv2d(x, w, {}, {.stride = most}).to_vector<double>() == std::vector<double>{4});
+  // Windows so far apart that all but one row and column are padding.
+  const int64_t far = int64_t{1} << 40;
+  const auto got = conv2d(x, w, {}, {.stride = far, .padding = far}).to_vector<double>();
+  CHECK(got == std::vector<double>{0, 0, 0, 0, 4, 0, 0, 0, 0});
+  for (const Conv2dOptions& o :
+       {Conv2dOptions{.padding = most}, {.padding = most / 2 + 1}, {.padding = most / 2},
+        {.padding = most, .dilation = most}, {.stride = most, .padding = most}})
+    CHECK_THROWS_AS(conv2d(x, w, {}, o), ShapeError);
+  CHECK_THROWS_WITH_AS(conv2d(x, w, {}, {.dilation = most}),
+                       Contains("larger than the padded input"), ShapeError);
+  CHECK_THROWS_AS(conv2d(x, w, {}, {.padding = int64_t{1} << 31}), Error);  // too large to hold
+}
+
 TEST_CASE("errors name the rule, the shapes and a remedy") {
   const Tensor x = zeros({2, 3, 5, 5}), w = zeros({4, 3, 3, 3});
   CHECK_THROWS_WITH_AS(conv2d(zeros({3, 5, 5}), w), Contains("unsqueeze(0)"), ShapeError);

@@ -127,6 +127,45 @@ TEST_CASE("ignored samples get no gradient, even from bad logits") {
   check_close("gradient", x.grad(), {0, 0, 0, 1 / 3.0, -2 / 3.0, 1 / 3.0}, 1e-6);
 }
 
+TEST_CASE("cross_entropy: the recorded gradient is the plain one, on special values too") {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
+  struct Case {
+    std::vector<double> logits;
+    std::vector<int64_t> target;
+    std::vector<double> dy, want;
+  };
+  const double a = 1 / (1 + std::exp(1) + std::exp(2)), b = a * std::exp(1), c = b * std::exp(1);
+  for (DType t : {DType::f32, DType::f64})
+    for (const Case& k : std::vector<Case>{
+             {{1, 2, 3, 5, 5, 5}, {-100, -100}, {1, 1}, {0, 0, 0, 0, 0, 0}},
+             {{1, 2, 3, nan, inf, -inf}, {2, -100}, {2, inf}, {2 * a, 2 * b, 2 * c - 2, 0, 0, 0}},
+             {{-inf, -inf, -inf, 1, 2, 3}, {-100, 0}, {nan, 1}, {0, 0, 0, a - 1, b, c}},
+             {{1, 2, -inf, 3e38, 0, -3e38}, {1, 2}, {0, 1}, {0, 0, 0, 1, 0, -1}},
+             {{1, 2, 3, 1, 2, 3}, {0, 1}, {inf, -inf}, {-inf, inf, inf, -inf, inf, -inf}}})
+      for (bool recorded : {false, true}) {
+        const Tensor x = tensor(k.logits, {2, 3}).to(t).requires_grad_();
+        const Tensor losses =
+            cross_entropy(x, tensor(k.target), {.reduction = Reduction::none});
+        const Tensor g = autograd::grad({losses}, {x}, {tensor(k.dy).to(t)},
+                                        {.create_graph = recorded})[0];
+        check_close(str_cat(t, " recorded ", recorded), g.detach(), k.want, 1e-6);
+      }
+  // Nothing to average: the loss is NaN, its gradient 0.
+  for (bool recorded : {false, true}) {
+    const Tensor x = zeros({2, 3}).requires_grad_();
+    const Tensor g = autograd::grad({cross_entropy(x, labels({-100, -100}))}, {x}, {},
+                                    {.create_graph = recorded})[0];
+    check_close("none counted", g.detach(), std::vector<double>(6, 0), 0);
+  }
+}
+
+TEST_CASE("cross_entropy: losses beyond the largest number are averaged before they are rounded") {
+  const Tensor x = tensor<float>({3e38f, -3e38f, 0, 0, 0, 0, 0, 0}, {4, 2});
+  CHECK(cross_entropy(x, labels({1, 0, 0, 0})).item<double>() == doctest::Approx(1.5e38));
+  CHECK(cross_entropy(x, labels({1, 0, 0, 0}), {.label_smoothing = 0.5}).item<double>() ==
+        doctest::Approx(0.75 * 1.5e38));
+}
+
 TEST_CASE("errors of cross_entropy") {
   const Tensor x = zeros({2, 3});
   CHECK_THROWS_WITH_AS(cross_entropy(x, labels({0, 3})),

@@ -69,6 +69,38 @@ TEST_CASE("fills and draws") {
   CHECK_THROWS_AS(nn::init::uniform_(t, 1, 0), ValueError);
 }
 
+TEST_CASE("trunc_normal_: moments, between and in the tails, and bounds far out") {
+  struct Cut {
+    double low, high;
+  };
+  for (DType dtype : {DType::f32, DType::f64})
+    for (const auto& [low, high] : {Cut{-2, 2}, {-1, 3}, {3, 4}, {-9, -8}, {10, INFINITY}}) {
+      CAPTURE(low);
+      CAPTURE(high);
+      const double mean = 0.5, std = 2;
+      const Tensor t = empty({100, 1000}, {.dtype = dtype});
+      manual_seed(9);
+      const Moments m = moments(nn::init::trunc_normal_(t, mean, std, mean + std * low, mean + std * high));
+      // Of the standard normal distribution between the bounds, by Simpson's rule.
+      const long double top = std::min(high, low + 5);
+      long double mass = 0, first = 0, second = 0;
+      constexpr int steps = 20000;
+      for (int i = 0; i <= steps; ++i) {
+        const long double x = low + (top - low) * i / steps;
+        const long double w = (i == 0 || i == steps ? 1 : i % 2 ? 4 : 2) * std::exp(-x * x / 2 + low * low / 2.0L);
+        mass += w;
+        first += w * x;
+        second += w * x * x;
+      }
+      const double want = static_cast<double>(first / mass),
+                   spread = static_cast<double>(std::sqrt(second / mass - first / mass * first / mass));
+      CHECK(m.low >= static_cast<float>(mean + std * low) - 1e-6);
+      CHECK(m.high <= mean + std * high + 1e-6);
+      CHECK(std::abs((m.mean - mean) / std - want) < 5 * spread / std::sqrt(1e5));
+      CHECK(m.std / std == doctest::Approx(spread).epsilon(0.02));
+    }
+}
+
 TEST_CASE("scaled draws") {
   const Tensor w = empty({64, 32, 3, 3});
   CHECK(nn::init::fans(w).in == 288);

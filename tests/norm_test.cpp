@@ -284,6 +284,30 @@ TEST_CASE("NaN in, NaN out, in its row or channel alone") {
   }
 }
 
+TEST_CASE("batches without channels or samples, and rows without elements, have empty gradients") {
+  for (const Shape& shape : {Shape{4, 0}, {0, 3}, {4, 0, 2, 2}, {0, 3, 2, 2}, {4, 3, 0}})
+    for (bool training : {false, true})
+      for (bool recorded : {false, true}) {
+        CAPTURE(shape);
+        const Tensor x = zeros(shape).requires_grad_(), w = ones({shape[1]}).requires_grad_();
+        Tensor mean = zeros({shape[1]}), var = ones({shape[1]});
+        const Tensor y = batch_norm(x, mean, var, w, {}, training);
+        CHECK(y.shape() == shape);
+        const auto g = autograd::grad({y}, {x, w}, {ones(shape)}, {.create_graph = recorded});
+        CHECK(g[0].shape() == shape);
+        CHECK(g[1].to_vector<double>() == std::vector<double>(size_t(shape[1]), 0));
+        CHECK(var.to_vector<double>() == std::vector<double>(size_t(shape[1]), 1));
+      }
+  for (const Shape& shape : {Shape{3, 0}, {0, 4}})
+    for (bool recorded : {false, true}) {
+      const Tensor x = zeros(shape).requires_grad_(), w = ones({shape[1]}).requires_grad_();
+      const Tensor y = layer_norm(x, {shape[1]}, w);
+      const auto g = autograd::grad({y}, {x, w}, {ones(shape)}, {.create_graph = recorded});
+      CHECK(g[0].shape() == shape);
+      CHECK(g[1].to_vector<double>() == std::vector<double>(size_t(shape[1]), 0));
+    }
+}
+
 TEST_CASE("errors") {
   const Tensor x = zeros({4, 3});
   CHECK_THROWS_WITH_AS(layer_norm(x, {4}), doctest::Contains("must be [4], got [4, 3]"),

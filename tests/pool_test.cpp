@@ -188,5 +188,34 @@ TEST_CASE("no images give no images; errors name the rule and the values") {
   CHECK_THROWS_AS(max_pool2d(x, 2, {.padding = -1}), ValueError);
   CHECK_THROWS_AS(max_pool2d(x, 0), ValueError);
   CHECK_THROWS_AS(max_pool2d(x, 2, {.stride = Size2d{1, 0}}), ValueError);
-  CHECK_THROWS_WITH_AS(max_pool2d(x.to(DType::i64), 2), Contains("i64"), DTypeError);
+  CHECK_THROWS_WITH_AS(max_pool2d(x.to(DType::f16), 2), Contains("f16"), DTypeError);
+  for (const Shape& shape : {Shape{1, 1, 0, 4}, {1, 1, 4, 0}, {0, 2, 0, 4}})
+    CHECK_THROWS_WITH_AS(max_pool2d(zeros(shape), 2, {.padding = 1}), Contains("have no pixels"),
+                         ShapeError);
+}
+
+TEST_CASE("max_pool2d of integers") {
+  for (DType t : {DType::u8, DType::i32, DType::i64}) {
+    const Tensor x = tensor<double>({1, 200, 3, 4, 5, 6, 7, 8, 255}, {1, 1, 3, 3}).to(t);
+    const Tensor y = max_pool2d(x, 2, {.stride = Size2d(1)});
+    CHECK(y.dtype() == t);
+    CHECK(y.to_vector<double>() == std::vector<double>{200, 200, 8, 255});
+  }
+  const int64_t big = (int64_t{1} << 53) + 1;
+  CHECK(max_pool2d(tensor<int64_t>({big - 1, big}, {1, 1, 1, 2}), {1, 2}).item<int64_t>() == big);
+}
+
+TEST_CASE("max_pool2d with windows, strides and padding of any size does not overflow") {
+  const Tensor x = tensor<float>({1, 2, 3, 4, 5, 6}, {1, 1, 2, 3}).requires_grad_();
+  const int64_t most = INT64_MAX, far = int64_t{1} << 40;
+  CHECK(max_pool2d(x, 2, {.stride = Size2d(most)}).item<double>() == 5);
+  // A window of which nearly all is padding holds the whole image.
+  const Tensor y = max_pool2d(x, 2 * far, {.stride = Size2d(most), .padding = far});
+  CHECK(y.item<double>() == 6);
+  y.sum().backward();
+  CHECK(x.grad().to_vector<double>() == std::vector<double>{0, 0, 0, 0, 0, 1});
+  CHECK_THROWS_AS(max_pool2d(x, most, {.padding = most / 2 + 1}), ValueError);
+  CHECK_THROWS_AS(max_pool2d(x, most, {.padding = most}), ValueError);
+  CHECK_THROWS_AS(max_pool2d(x, most), ShapeError);
+  CHECK_THROWS_AS(max_pool2d(x, most, {.padding = most / 2}), ShapeError);
 }

@@ -194,6 +194,78 @@ TEST_CASE("randint gives each of [low, high) its share, in the dtype asked for")
   CHECK_THROWS_WITH_AS(randint(3, 3, {1}), Contains("low 3 must be below high 3"), ValueError);
 }
 
+TEST_CASE("randint over ranges of up to 2^64: in bounds, even, all bits in use") {
+  manual_seed(21);
+  const int64_t least = INT64_MIN, most = INT64_MAX, half = int64_t{1} << 62;
+  struct Range {
+    int64_t low, high;
+  };
+  for (const auto& [low, high] :
+       {Range{least, most}, {-half, half}, {-1, most}, {0, most}, {0, int64_t{1} << 33},
+        {5, (int64_t{1} << 32) + 5}, {-7, (int64_t{1} << 32) - 6}, {0, half + half / 2}}) {
+    CAPTURE(low);
+    CAPTURE(high);
+    constexpr int n = 40000;
+    const auto v = randint(low, high, {n}).to_vector<int64_t>();
+    REQUIRE(*std::min_element(v.begin(), v.end()) >= low);
+    REQUIRE(*std::max_element(v.begin(), v.end()) < high);
+    // The share of each sixteenth of the range, and of ones in each low bit.
+    const long double width = static_cast<long double>(high) - low;
+    std::vector<int> bins(16), ones(32);
+    for (int64_t x : v) {
+      ++bins[static_cast<size_t>((static_cast<long double>(x) - low) / width * 16)];
+      for (size_t bit = 0; bit < ones.size(); ++bit) ones[bit] += x >> bit & 1;
+    }
+    double chi = 0;
+    for (int b : bins) chi += (b - n / 16.0) * (b - n / 16.0) / (n / 16.0);
+    CHECK(chi < 45);  // 15 degrees of freedom
+    for (int count : ones) CHECK(std::abs(count - n / 2) < 500);  // five standard deviations
+  }
+  // A range of 3/4 of 2^32: without rejection some numbers would be twice as likely as others.
+  const int64_t range = int64_t{3} << 30;
+  std::array<int, 3> thirds{};
+  for (int64_t x : randint(0, range, {60000}).to_vector<int64_t>()) ++thirds[size_t(x % 3)];
+  for (int count : thirds) CHECK(std::abs(count - 20000) < 600);
+  CHECK_THROWS_AS(randint(0, (int64_t{1} << 24) + 2, {1}, {.dtype = DType::f32}), ValueError);
+  CHECK_THROWS_AS(randint(0, 257, {1}, {.dtype = DType::u8}), ValueError);
+  CHECK_THROWS_AS(randint(most, least, {1}), ValueError);
+}
+
+TEST_CASE("rand uses all bits that its dtype holds, and never gives 1") {
+  struct Bits {
+    DType dtype;
+    int digits;
+  };
+  for (const auto& [dtype, digits] :
+       {Bits{DType::f64, 53}, {DType::f32, 24}, {DType::f16, 11}, {DType::bf16, 8}}) {
+    CAPTURE(dtype);
+    manual_seed(22);
+    const V v = values(rand({100000}, {.dtype = dtype}));
+    CHECK(*std::max_element(v.begin(), v.end()) < 1);
+    std::vector<int> ones(static_cast<size_t>(digits));
+    for (double x : v) {
+      const double whole = std::ldexp(x, digits);
+      REQUIRE(whole == std::floor(whole));
+      for (int bit = 0; bit < digits; ++bit)
+        ones[static_cast<size_t>(bit)] += static_cast<uint64_t>(whole) >> bit & 1;
+    }
+    for (int count : ones) CHECK(std::abs(count - 50000) < 800);
+  }
+}
+
+TEST_CASE("new threads draw different numbers; the main thread's seed decides which") {
+  const auto drawn = [] {
+    manual_seed(31);
+    std::vector<V> all{values(rand({8}))};
+    for (int i = 0; i < 3; ++i)
+      std::thread([&] { all.push_back(values(rand({8}))); }).join();
+    return all;
+  };
+  const std::vector<V> first = drawn(), again = drawn();
+  CHECK(first == again);
+  CHECK(std::set<V>(first.begin(), first.end()).size() == 4);
+}
+
 TEST_CASE("rand and randn make floats, and leaves where asked") {
   CHECK(rand({2}).dtype() == DType::f32);
   CHECK(rand({2}, {.dtype = DType::f64, .requires_grad = true}).requires_grad());

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include <lockstep/tensor/cpu/norm_rows.h>
@@ -63,6 +64,7 @@ void statistics_of(const Layout& l, const T* x, double* statistics) {
     const Moments& m = moments[static_cast<size_t>(c)];
     statistics[c] = static_cast<double>(m.mean);
     statistics[l.channels + c] = m.n > 0 ? static_cast<double>(std::sqrt(m.m2 / m.n)) : 0;
+    statistics[2 * l.channels + c] = static_cast<double>(m.mean - statistics[c]);
   }
 }
 
@@ -95,14 +97,40 @@ T at_or(const Tensor& t, int64_t c, T otherwise) {
   return t.defined() ? t.data<T>()[c] : otherwise;
 }
 
-/// sqrt(variance + eps), which neither overflows nor vanishes where the deviation does not.
-double spread_of(double deviation, double eps) { return std::hypot(deviation, std::sqrt(eps)); }
+/// Statistics [3, C], read by channel.
+struct Statistics {
+  const double *means, *deviations, *rests;
+  Statistics(const Tensor& statistics)  // NOLINT: implicit
+      : means(statistics.data<double>()),
+        deviations(means + statistics.size(1)),
+        rests(deviations + statistics.size(1)) {}
+  /// sqrt(variance + eps), which neither overflows nor vanishes where the deviation does not.
+  double spread(int64_t c, double eps) const {
+    const double variance = deviations[c] * deviations[c] + eps;
+    return variance > 0x1p-900 && variance < 0x1p900 ? std::sqrt(variance)
+                                                     : std::hypot(deviations[c], std::sqrt(eps));
+  }
+  /// What rounding to T took from the mean.
+  template <class T>
+  double rest(int64_t c) const {
+    return means[c] - static_cast<T>(means[c]) + rests[c];
+  }
+  /// (x - mean) / spread of an element of any magnitude.
+  template <class T>
+  cpu::Wide<T> normal(int64_t c, T x, double eps) const {
+    using W = cpu::Wide<T>;
+    return (static_cast<W>(x) - means[c] - rests[c]) / spread(c, eps);
+  }
+};
 
-/// Whether (x - mean) * factor, for x of this spread around the mean, stays clear of the limits of T.
+/// Whether (x - mean) * factor + shift, for x of this spread around the mean, stays clear of the limits
+/// of T.
 template <class T>
-bool is_moderate(double spread, double factor) {
+bool is_moderate(double spread, double factor, double mean, double shift) {
+  constexpr double large = std::is_same_v<T, float> ? 0x1p60 : 0x1p500;
   const double size = std::abs(factor), least = std::numeric_limits<T>::min();
-  return cpu::is_moderate<T>(spread) && !(size < least && size > 0);
+  const bool wide = size > large || std::abs(mean) > large || std::abs(shift) > large;
+  return cpu::is_moderate<T>(spread) && !wide && !(size < least && size > 0);
 }
 
 /// y[i] = f(c, i) for all elements i, of channel c: for batches whose spread is near the limits of
@@ -122,26 +150,24 @@ void batch_norm_cpu(const Tensor& y, const Tensor& x, const Tensor& statistics,
   const Layout l(x);
   if (x.numel() == 0) return;
   dispatch_floating("batch_norm", x.dtype(), [&]<class T>(TypeTag<T>) {
-    const double *means = statistics.data<double>(), *deviations = means + l.channels;
+    const Statistics given(statistics);
     std::vector<T> buffer(static_cast<size_t>(3 * l.channels));
     T *mean = buffer.data(), *scale = mean + l.channels, *shift = scale + l.channels;
     bool moderate = true;
     for (int64_t c = 0; c < l.channels; ++c) {
-      const double spread = spread_of(deviations[c], eps);
-      const double factor = at_or<T>(weight, c, 1) / spread;
-      moderate = moderate && is_moderate<T>(spread, factor);
-      mean[c] = static_cast<T>(means[c]);
+      const double spread = given.spread(c, eps), factor = at_or<T>(weight, c, 1) / spread;
+      mean[c] = static_cast<T>(given.means[c]);
       scale[c] = static_cast<T>(factor);
       // What rounding took from the mean goes into the shift.
-      shift[c] = static_cast<T>(at_or<T>(bias, c, 0) - (means[c] - mean[c]) * factor);
+      const double whole_shift = at_or<T>(bias, c, 0) - given.rest<T>(c) * factor;
+      shift[c] = static_cast<T>(whole_shift);
+      moderate = moderate && is_moderate<T>(spread, factor, given.means[c], whole_shift);
     }
     const T* from = x.data<T>();
     T* to = y.data<T>();
     if (!moderate)
       return for_each_element(l, to, [&](int64_t c, int64_t i) {
-        using W = cpu::Wide<T>;
-        const W normal = (from[i] - static_cast<W>(means[c])) / spread_of(deviations[c], eps);
-        return normal * at_or<T>(weight, c, 1) + at_or<T>(bias, c, 0);
+        return given.normal(c, from[i], eps) * at_or<T>(weight, c, 1) + at_or<T>(bias, c, 0);
       });
     const auto& rows = cpu::norm_rows<T>();
     for_each_piece(
@@ -153,11 +179,11 @@ void batch_norm_cpu(const Tensor& y, const Tensor& x, const Tensor& statistics,
 }
 
 template <class T>
-void sums_of(const Layout& l, const T* dy, const T* x, const double* statistics, double eps,
+void sums_of(const Layout& l, const T* dy, const T* x, const Statistics& statistics, double eps,
              double* sums) {
   using W = cpu::Wide<T>;
   const int64_t channels = l.channels;
-  std::vector<T> means(statistics, statistics + channels);
+  std::vector<T> means(statistics.means, statistics.means + channels);
   std::vector<W> totals(static_cast<size_t>(2 * channels));
   if (l.rows) {
     const int64_t per_task = l.rows_per_task(), tasks = (l.samples + per_task - 1) / per_task;
@@ -185,9 +211,8 @@ void sums_of(const Layout& l, const T* dy, const T* x, const double* statistics,
     const W sum = totals[static_cast<size_t>(c)],
             product = totals[static_cast<size_t>(channels + c)];  // taken from the rounded mean
     sums[c] = static_cast<double>(sum);
-    sums[channels + c] =
-        static_cast<double>((product + sum * (means[static_cast<size_t>(c)] - statistics[c])) /
-                            spread_of(statistics[channels + c], eps));
+    sums[channels + c] = static_cast<double>((product - sum * statistics.rest<T>(c)) /
+                                             statistics.spread(c, eps));
   }
 }
 
@@ -195,8 +220,7 @@ void sums_cpu(const Tensor& sums, const Tensor& dy, const Tensor& x, const Tenso
               double eps) {
   if (x.numel() == 0) return void(std::fill_n(sums.data<double>(), sums.numel(), 0.0));
   dispatch_floating("batch_norm", x.dtype(), [&]<class T>(TypeTag<T>) {
-    sums_of(Layout(x), dy.data<T>(), x.data<T>(), statistics.data<double>(), eps,
-            sums.data<double>());
+    sums_of(Layout(x), dy.data<T>(), x.data<T>(), statistics, eps, sums.data<double>());
   });
 }
 
@@ -205,37 +229,44 @@ void backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const Ten
   const Layout l(x);
   if (x.numel() == 0) return;
   dispatch_floating("batch_norm", x.dtype(), [&]<class T>(TypeTag<T>) {
-    const double *means = statistics.data<double>(), *deviations = means + l.channels;
+    const Statistics given(statistics);
     const double *sum = sums.data<double>(), *product = sum + l.channels;
     std::vector<T> buffer(static_cast<size_t>(4 * l.channels));
     T *mean = buffer.data(), *scale = mean + l.channels, *a = scale + l.channels,
       *b = a + l.channels;
+    const bool constant = std::isinf(count);  // statistics: dx = dy scale, whatever x is
     bool moderate = true;
     for (int64_t c = 0; c < l.channels; ++c) {
-      const double spread = spread_of(deviations[c], eps);
-      const double factor = at_or<T>(weight, c, 1) / spread;
-      moderate = moderate && is_moderate<T>(spread, factor);
-      mean[c] = static_cast<T>(means[c]);
+      const double spread = given.spread(c, eps), factor = at_or<T>(weight, c, 1) / spread;
       scale[c] = static_cast<T>(factor);
+      if (constant) {
+        moderate = moderate && is_moderate<T>(spread, factor, 0, 0);
+        continue;
+      }
+      mean[c] = static_cast<T>(given.means[c]);
       b[c] = static_cast<T>(product[c] / spread / count);
-      a[c] = static_cast<T>(sum[c] / count - (means[c] - mean[c]) * b[c]);
+      const double whole_a = sum[c] / count - given.rest<T>(c) * b[c];
+      a[c] = static_cast<T>(whole_a);
+      moderate = moderate && is_moderate<T>(spread, factor, given.means[c], whole_a);
     }
     const T *g = dy.data<T>(), *from = x.data<T>();
     T* to = dx.data<T>();
     if (!moderate)
       return for_each_element(l, to, [&](int64_t c, int64_t i) {
-        using W = cpu::Wide<T>;
-        const W spread = spread_of(deviations[c], eps), normal = (from[i] - static_cast<W>(means[c])) / spread;
-        return (g[i] - sum[c] / count - normal * (product[c] / count)) / spread *
-               at_or<T>(weight, c, 1);
+        cpu::Wide<T> centred = g[i];
+        if (!constant)
+          centred -= sum[c] / count + given.normal(c, from[i], eps) * (product[c] / count);
+        return centred / given.spread(c, eps) * at_or<T>(weight, c, 1);
       });
     const auto& rows = cpu::norm_rows<T>();
     for_each_piece(
         l,
         [&](int64_t i) {
+          if (constant) return rows.affine_row(g + i, mean, scale, a, to + i, l.channels);
           rows.affine_backward_row(g + i, from + i, mean, scale, a, b, to + i, l.channels);
         },
         [&](int64_t i, int64_t c) {
+          if (constant) return rows.affine_plane(g + i, 0, scale[c], 0, to + i, l.plane);
           rows.affine_backward_plane(g + i, from + i, mean[c], scale[c], a[c], b[c], to + i,
                                      l.plane);
         });

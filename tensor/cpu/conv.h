@@ -29,10 +29,18 @@ struct ConvShape {
   /// At least four images and at most eight blocks, by the shape alone: results do not depend on
   /// threads.
   int64_t images_per_block() const { return std::max<int64_t>(4, (n + 7) / 8); }
-  /// The same for the gradient of the weights, where a block adds up few enough rows of pixels for
-  /// f32: kernels sum one row of an image at a time.
+  // The gradient of the weights is summed in f32 over parts: some images, or some rows of one. oneDNN
+  // adds one row of pixels to another, and with few channels one pixel to another; kTerms of them have
+  // a small enough rounding error.
+  static constexpr int64_t kTerms = 8192;
+  int64_t terms_of_row() const { return c / groups < 16 ? ow : 1; }
   int64_t images_per_sum() const {
-    return std::clamp<int64_t>(4096 / std::max<int64_t>(oh, 1), 1, images_per_block());
+    const int64_t most = std::max<int64_t>(kTerms / std::max<int64_t>(oh * terms_of_row(), 1), 1);
+    const int64_t block = images_per_block(), sums = (block + most - 1) / most;
+    return (block + sums - 1) / sums;
+  }
+  int64_t rows_per_sum() const {
+    return std::clamp<int64_t>(kTerms / std::max<int64_t>(terms_of_row(), 1), 1, oh);
   }
 };
 

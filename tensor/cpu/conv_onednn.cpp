@@ -33,25 +33,32 @@ memory::desc weights(const ConvShape& s, Tag ungrouped, Tag grouped) {
 }
 memory::desc plain_weights(const ConvShape& s) { return weights(s, Tag::oihw, Tag::goihw); }
 
+/// What the last window reaches beyond the image: less than pad_h where a stride leaves rows over, and
+/// in a part of an image.
+int64_t padding_below(const ConvShape& s) {
+  const int64_t reached = (s.oh - 1) * s.stride_h - s.pad_h + s.dilation_h * (s.kh - 1) + 1;
+  return std::max<int64_t>(reached - s.h, 0);
+}
+
 Compiled compile(Product product, const ConvShape& s, bool with_bias) {
   using Forward = dnnl::convolution_forward;
   using Data = dnnl::convolution_backward_data;
   using Weights = dnnl::convolution_backward_weights;
   const memory::dims strides{s.stride_h, s.stride_w}, dilates{s.dilation_h - 1, s.dilation_w - 1},
-      pad{s.pad_h, s.pad_w};
+      pad{s.pad_h, s.pad_w}, pad_end{padding_below(s), s.pad_w};
   const auto x = desc({s.n, s.c, s.h, s.w}, Tag::nhwc), y = desc({s.n, s.o, s.oh, s.ow}, Tag::nhwc);
   const auto w = weights(s, Tag::any, Tag::any);
   const auto bias = with_bias ? desc({s.o}, Tag::x) : memory::desc();  // an empty one: no bias
   const auto direct = dnnl::algorithm::convolution_direct;
   const auto forward = forward_desc<Forward>(dnnl::prop_kind::forward_training, direct, x, w, bias,
-                                             y, strides, dilates, pad, pad);
+                                             y, strides, dilates, pad, pad_end);
   if (product == Product::forward)
     return {Forward(forward), forward.src_desc(), forward.weights_desc(), bias, forward.dst_desc()};
   if (product == Product::data) {
-    const auto p = backward_desc<Data>(forward, direct, x, w, y, strides, dilates, pad, pad);
+    const auto p = backward_desc<Data>(forward, direct, x, w, y, strides, dilates, pad, pad_end);
     return {Data(p), p.diff_src_desc(), p.weights_desc(), {}, p.diff_dst_desc()};
   }
-  const auto p = backward_desc<Weights>(forward, direct, x, w, bias, y, strides, dilates, pad, pad);
+  const auto p = backward_desc<Weights>(forward, direct, x, w, bias, y, strides, dilates, pad, pad_end);
   return {Weights(p), p.src_desc(), p.diff_weights_desc(), bias, p.diff_dst_desc()};
 }
 
@@ -114,9 +121,14 @@ void for_each_block(Product product, const ConvShape& s, bool with_bias, const T
   });
 }
 
-/// Whether oneDNN serves this convolution. Patches too long to be summed in f32 go to gemm.
+/// Whether oneDNN serves this convolution. Patches too long to be summed in f32 go to gemm, and so do
+/// sizes beyond the 32 bits that oneDNN computes positions with.
 bool served(const ConvShape& s, const Tensor& t) {
   const int64_t longest = std::max(s.c, s.o) / s.groups * s.kh * s.kw;
+  constexpr int64_t most = 1 << 24;
+  for (int64_t size : {s.h, s.w, s.oh, s.ow, s.stride_h, s.stride_w, s.pad_h, s.pad_w,
+                       s.dilation_h, s.dilation_w})
+    if (size > most) return false;
   return t.dtype() == DType::f32 && longest <= 1 << 16;
 }
 
@@ -151,21 +163,53 @@ void conv_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, c
       });
 }
 
+namespace {
+
+/// Some images, or some rows of the output of one: what the kernels sum in f32.
+struct Part {
+  ConvShape shape;
+  int64_t x, dy;  // offsets of the first element
+};
+Part part_of(const ConvShape& s, int64_t index) {
+  const int64_t rows = s.rows_per_sum();
+  if (rows == s.oh) {
+    const int64_t block = s.images_per_sum(), n = index * block;
+    return {s.with_images(std::min(block, s.n - n)), n * s.x_image(), n * s.y_image()};
+  }
+  const int64_t per_image = (s.oh + rows - 1) / rows, n = index / per_image,
+                first = index % per_image * rows;
+  ConvShape part = s.with_images(1);
+  part.oh = std::min(rows, s.oh - first);
+  const int64_t top = first * s.stride_h - s.pad_h,
+                bottom = top + (part.oh - 1) * s.stride_h + s.dilation_h * (s.kh - 1) + 1;
+  const int64_t begin = std::clamp<int64_t>(top, 0, s.h), end = std::clamp<int64_t>(bottom, 0, s.h);
+  part.h = std::max<int64_t>(end - begin, 0);
+  part.pad_h = std::max<int64_t>(-top, 0);
+  return {part, n * s.x_image() + begin * s.w * s.c, n * s.y_image() + first * s.ow * s.o};
+}
+int64_t parts(const ConvShape& s) {
+  const int64_t rows = s.rows_per_sum();
+  if (rows < s.oh) return s.n * ((s.oh + rows - 1) / rows);
+  return (s.n + s.images_per_sum() - 1) / s.images_per_sum();
+}
+
+}  // namespace
+
 void conv_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy,
                            const Tensor& dw) {
-  if (!served(s, x)) return im2col_backward_weights(s, x, dy, dw);
-  const int64_t block = s.images_per_sum(), blocks = (s.n + block - 1) / block;
-  sum_blocks(blocks, s.weights(), dw.data<float>(), [&](int64_t b, float* out) {
+  if (!served(s, x) || s.ow > 4 * ConvShape::kTerms)
+    return im2col_backward_weights(s, x, dy, dw);
+  sum_blocks(parts(s), s.weights(), dw.data<float>(), [&](int64_t b, float* out) {
+    const Part part = part_of(s, b);
+    if (part.shape.h == 0) return void(std::fill_n(out, s.weights(), 0.0f));  // all in the padding
     call_onednn("conv2d", [&] {
-      const int64_t n = b * block;
-      const Compiled& p =
-          compiled(Product::weights, s.with_images(std::min(block, s.n - n)), false);
+      const Compiled& p = compiled(Product::weights, part.shape, false);
       const bool plain = p.w == plain_weights(s);
       const Tensor own =
           plain ? Tensor() : empty({static_cast<int64_t>(p.w.get_size() / sizeof(float))});
       p.primitive.execute(stream(),
-                          {{DNNL_ARG_SRC, wrap(p.x, x.data<float>() + n * s.x_image())},
-                           {DNNL_ARG_DIFF_DST, wrap(p.y, dy.data<float>() + n * s.y_image())},
+                          {{DNNL_ARG_SRC, wrap(p.x, x.data<float>() + part.x)},
+                           {DNNL_ARG_DIFF_DST, wrap(p.y, dy.data<float>() + part.dy)},
                            {DNNL_ARG_DIFF_WEIGHTS, wrap(p.w, plain ? out : own.data_ptr())}});
       stream().wait();
       if (!plain) reorder(wrap(p.w, own.data_ptr()), wrap(plain_weights(s), out));

@@ -77,7 +77,7 @@ constexpr int64_t kRows = 64, kColumns = 192;
 
 // Longer inner dimensions are cut at these lengths, and the blocks summed in f64: the kernels add up
 // to so many terms with an error of a few units in the last place, those for vectors to fewer.
-constexpr int64_t kDepth = 8192, kVectorDepth = 512, kDotDepth = 32768;
+constexpr int64_t kDepth = 8192, kVectorDepth = 1024, kDotDepth = 32768;
 
 template <class T>
 MatrixRef<T> part_of(MatrixRef<T> m, int64_t row, int64_t column) {
@@ -127,7 +127,7 @@ void gemm(int64_t m, int64_t n, int64_t k, MatrixRef<T> a, MatrixRef<T> b, T* c,
     const MatrixRef<T> ab = part_of(a, i0, 0), bb = part_of(b, 0, j0);
     const int64_t height = i1 - i0, width = j1 - j0;
     T* cb = c + i0 * c_stride + j0;
-    if (k > (vector ? 2 * kVectorDepth : kDepth)) {
+    if (k > (vector ? 4 * kVectorDepth : kDepth)) {
       const Tensor sum = empty({height, width}, {.dtype = dtype_of<T>()});
       long_product(height, width, k, ab, bb, sum.data<T>(), vector, tiles > 1 ? 1 : 8);
       for (int64_t i = 0; i < height; ++i)

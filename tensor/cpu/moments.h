@@ -38,6 +38,7 @@ struct Moments {
   /// Those of both sets of values together (Chan, Golub and LeVeque, 1979).
   void combine(const Moments& o) {
     if (o.n == 0) return;
+    if (n == 0) return void(*this = o);
     const Wide<T> delta = o.mean - mean, share = o.n / (n + o.n);
     mean += delta * share;
     m2 += o.m2 + delta * delta * (n * share);
@@ -55,8 +56,14 @@ struct Moments {
     Moments m{static_cast<Wide<T>>(count), 0, 0};
     for (int64_t i = 0; i < count; ++i) m.mean += x[i * stride];
     m.mean /= m.n;
-    for (int64_t i = 0; i < count; ++i)
-      m.m2 += (x[i * stride] - m.mean) * (x[i * stride] - m.mean);
+    Wide<T> deviations = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const Wide<T> d = x[i * stride] - m.mean;
+      deviations += d;
+      m.m2 += d * d;
+    }
+    m.m2 -= deviations * (deviations / m.n);
+    m.mean += deviations / m.n;
     return m;
   }
 };

@@ -45,7 +45,7 @@ struct RowScale {
       : mean(statistics[0]),
         rstd(1 / statistics[2]),
         shift(-statistics[1] / statistics[2]) {}
-  HWY_INLINE Pack<T> operator()(Pack<T> x) const { return (x - mean) * rstd + shift; }
+  HWY_INLINE Pack<T> operator()(Pack<T> x) const { return mul_add(x - mean, rstd, shift); }
 };
 /// The same for one element of a row of any spread.
 template <class T>
@@ -61,10 +61,10 @@ struct Normal {
   Weight weight;
   Bias bias;
   HWY_INLINE Pack<T> whole(int64_t i) const {
-    return normal(load(x + i)) * weight.whole(i) + bias.whole(i);
+    return mul_add(normal(load(x + i)), weight.whole(i), bias.whole(i));
   }
   HWY_INLINE Pack<T> part(int64_t i, int64_t k) const {
-    return normal(load_first(x + i, k, Pack<T>(0))) * weight.part(i, k) + bias.part(i, k);
+    return mul_add(normal(load_first(x + i, k, Pack<T>(0))), weight.part(i, k), bias.part(i, k));
   }
 };
 /// scale * (dy - a - (x - mean) * b)

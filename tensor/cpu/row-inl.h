@@ -143,13 +143,16 @@ HWY_INLINE cpu::Wide<T> row_sum(const T* x, int64_t n) {
   }
   return sum;
 }
-/// The moments of a row of n >= 1 elements, in three passes over memory that is in cache.
+/// The moments of a row of n >= 1 elements, in up to three passes over memory that is in cache.
 template <class T>
 HWY_INLINE cpu::Moments<T> row_moments(const T* x, int64_t n) {
   const Deviation<T> d{x, Pack<T>(static_cast<double>(row_sum(x, n) / n))};
   const double squares = sum_terms<T>(n, SquaredDeviation<T>{d});
   if (!cpu::in_range<T>(squares, n)) return cpu::Moments<T>::strided(x, 1, n);
   const T centre = hn::GetLane(d.centre.r);
+  // Values that spread as far as they are from 0 do not feel the rounding of their mean.
+  if (squares >= static_cast<double>(n) * static_cast<double>(centre) * static_cast<double>(centre))
+    return {static_cast<cpu::Wide<T>>(n), centre, squares};
   return cpu::Moments<T>::about(centre, n, sum_terms<T>(n, d), squares);
 }
 

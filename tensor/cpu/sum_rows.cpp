@@ -154,11 +154,23 @@ struct AddMoments {
     add_in_t(from, stride, rows, n, centre);
     for (int64_t j = 0; j < n; ++j) centre[j] /= static_cast<T>(rows);
     add_products_in_t<T>(nullptr, from, stride, rows, n, centre, deviations, squares);
-    for (int64_t j = 0; j < n; ++j)
-      moments[column + j].combine(
-          cpu::in_range<T>(squares[j], rows)
-              ? Moments<T>::about(centre[j], rows, deviations[j], squares[j])
-              : Moments<T>::strided(from + j, stride, rows));
+    // All columns have the same count: one division for all of them.
+    const Wide<T> before = moments[column].n, count = static_cast<Wide<T>>(rows),
+                  share = count / (before + count), per_row = 1 / count;
+    for (int64_t j = 0; j < n; ++j) {
+      Wide<T> rest = deviations[j] * per_row, mean = centre[j] + rest,
+              m2 = std::max<Wide<T>>(squares[j] - rest * deviations[j], 0);
+      if (!cpu::in_range<T>(squares[j], rows)) {
+        const Moments<T> exact = Moments<T>::strided(from + j, stride, rows);
+        mean = exact.mean;
+        m2 = exact.m2;
+      }
+      Moments<T>& m = moments[column + j];
+      const Wide<T> delta = mean - m.mean;
+      m.n = before + count;
+      m.m2 += m2 + delta * delta * (before * share);
+      m.mean = before == 0 ? mean : m.mean + delta * share;
+    }
   }
 };
 template <class T>

@@ -22,33 +22,36 @@ Tensor in_order_of(const Tensor& x, const Tensor& dy) {
   return same;
 }
 
-/// Combines the statistics [2, C] of this rank's `count` values per channel with those of the other
+/// Combines the statistics [3, C] of this rank's `count` values per channel with those of the other
 /// ranks, in rank order, and returns the count of all (Chan, Golub and LeVeque, 1979).
 double combine(BatchNormReduction& shared, const Tensor& statistics, double count) {
   using W = long double;  // squares of f64 deviations neither overflow nor vanish
-  const int64_t channels = statistics.size(1);
-  const Tensor mine = empty({1 + 2 * channels}, {.dtype = DType::f64});  // count, means, deviations
+  const auto channels = static_cast<size_t>(statistics.size(1));
+  const Tensor mine = empty({1 + statistics.numel()}, {.dtype = DType::f64});  // the count first
   mine.data<double>()[0] = count;
-  Tensor(mine.narrow(0, 1, 2 * channels)).copy_(statistics.view({2 * channels}));
-  const Tensor all = shared.gather(mine).contiguous();  // [ranks, 1 + 2 C]
-  std::vector<W> means(static_cast<size_t>(channels)), variances(means);
+  Tensor(mine.narrow(0, 1, statistics.numel())).copy_(statistics.view({statistics.numel()}));
+  const Tensor all = shared.gather(mine).contiguous();  // [ranks, 1 + 3 C]
+  std::vector<W> means(channels), variances(channels);
   double total = 0;
   for (int64_t rank = 0; rank < all.size(0); ++rank) {
     const double* theirs = all.data<double>() + rank * all.size(1);
-    const double n = theirs[0];
+    const double n = *theirs++;
     if (n == 0) continue;
     const double share = n / (total + n);
-    for (size_t c = 0; c < means.size(); ++c) {
-      const W deviation = theirs[means.size() + 1 + c], delta = theirs[1 + c] - means[c];
+    for (size_t c = 0; c < channels; ++c) {
+      const W mean = static_cast<W>(theirs[c]) + theirs[2 * channels + c], delta = mean - means[c];
+      const W deviation = theirs[channels + c];
       means[c] += delta * share;
-      variances[c] += (deviation * deviation - variances[c]) * share + delta * delta * share * (1 - share);
+      variances[c] += (deviation * deviation - variances[c]) * share +
+                      delta * delta * share * (1 - share);
     }
     total += n;
   }
   double* result = statistics.data<double>();
-  for (size_t c = 0; c < means.size(); ++c) {
+  for (size_t c = 0; c < channels; ++c) {
     result[c] = static_cast<double>(means[c]);
-    result[means.size() + c] = static_cast<double>(std::sqrt(variances[c]));
+    result[channels + c] = static_cast<double>(std::sqrt(variances[c]));
+    result[2 * channels + c] = static_cast<double>(means[c] - result[c]);
   }
   return total;
 }
@@ -88,8 +91,8 @@ struct BatchNorm {
       std::numeric_limits<double>::infinity();  // values per channel behind the statistics
 
   Tensor forward(Saver& saved, const Tensor& x, const Tensor& weight, const Tensor& bias) {
-    const Tensor statistics =  // [2, C]: means, variances
-        empty({2, x.size(1)}, {.dtype = DType::f64, .device = x.device()});
+    Tensor statistics =  // [3, C]: means, deviations, what rounding took from the means
+        empty({3, x.size(1)}, {.dtype = DType::f64, .device = x.device()});
     if (by_batch) {
       kernels::batch_norm_statistics.on(x.device())(statistics, x);
       count = static_cast<double>(values_per_channel(x));
@@ -108,6 +111,7 @@ struct BatchNorm {
         running_var.mul_(1 - momentum).add_(var, momentum * (count / (count - 1)));
       }
     } else {
+      statistics.zero_();
       statistics.select(0, 0).copy_(running_mean);
       statistics.select(0, 1).copy_(sqrt(running_var.to(DType::f64)));
     }
@@ -123,7 +127,7 @@ struct BatchNorm {
     const Tensor weight = has_weight ? saved.input(1) : Tensor();
     if (is_grad_enabled()) return backward_by_ops(x, weight, statistics, dy_any, dx);
     const Tensor dy = in_order_of(x, dy_any);
-    const Tensor sums = empty(statistics.shape(), {.dtype = DType::f64, .device = x.device()});
+    const Tensor sums = empty({2, x.size(1)}, {.dtype = DType::f64, .device = x.device()});
     kernels::batch_norm_sums.on(x.device())(sums, dy, x, statistics, eps);
     Tensor sums_of_all = sums;
     if (shared) {  // also where this rank needs no dx: another one may
@@ -166,9 +170,10 @@ struct BatchNorm {
     const Tensor rstd = 1.0 / sqrt(variance + square(range * std::sqrt(eps)));
     const Tensor normal = centred * rstd;
     if (dx.needed(0) || shared) {
-      Tensor g = has_weight ? dy * weight.reshape(per_channel) : dy;
+      const double scale = has_weight ? detail::weight_scale(weight) : 1;
+      Tensor g = has_weight ? dy * (weight * scale).reshape(per_channel) : dy;
       if (by_batch) g = g - over_batch(g) - normal * over_batch(g * normal);
-      if (dx.needed(0)) dx.set(0, g * rstd * range);
+      if (dx.needed(0)) dx.set(0, g * rstd * (range * (1 / scale)));
     }
     if (dx.needed(1)) dx.set(1, sum(dy * normal, others));
     if (dx.needed(2)) dx.set(2, sum(dy, others));

@@ -39,7 +39,8 @@ namespace kernels {
 // Statistics and sums are f64, row-major; weight and bias [C], or undefined. An empty batch has
 // statistics and sums of 0.
 
-/// statistics [2, C]: mean and standard deviation (biased) of each channel.
+/// statistics [3, C]: mean and standard deviation (biased) of each channel, and what rounding to f64
+/// took from the mean.
 LOCKSTEP_API extern Kernel<void(const Tensor& statistics, const Tensor& x)> batch_norm_statistics;
 LOCKSTEP_API extern Kernel<void(const Tensor& y, const Tensor& x, const Tensor& statistics,
                                 const Tensor& weight, const Tensor& bias, double eps)>

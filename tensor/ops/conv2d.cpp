@@ -4,12 +4,13 @@
 #include <lockstep/tensor/op.h>
 #include <lockstep/tensor/ops/channels_last.h>
 #include <lockstep/tensor/ops/reduce.h>
+#include <lockstep/tensor/ops/window_count.h>
 
 namespace lockstep {
 namespace {
 
 using cpu::ConvShape;
-using detail::channels_last, detail::empty_channels_last;
+using detail::channels_last, detail::empty_channels_last, detail::window_count;
 
 // A convolution is linear in both operands, and the three products close under differentiation:
 //   y = forward(x, w)        dx = data(dy, w)        dw = weights(x, dy)
@@ -30,6 +31,7 @@ struct Conv2d {
 
   Tensor forward(const Tensor& x, const Tensor& w, const Tensor& bias) const {
     Tensor y = empty_channels_last({s.n, s.o, s.oh, s.ow}, x);
+    if (s.n == 0) return y;
     kernel.on(x.device())(s, channels_last(x), w.contiguous(),
                           bias.defined() ? bias.contiguous() : bias, y);
     return y;
@@ -44,11 +46,17 @@ struct Conv2d {
       const Tensor dw = given.defined()
                             ? given
                             : empty(w.shape(), {.dtype = dy.dtype(), .device = dy.device()});
-      weights_kernel.on(dy.device())(s, channels_last(x), channels_last(dy), dw);
+      run_weights(s, x, dy, dw);
       dx.set(1, dw);
     }
     if (dx.needed(2)) dx.set(2, dy.sum({0, 2, 3}));
     if (dx.needed(0)) dx.set(0, data(s, dy, w));
+  }
+
+  /// dw = the gradient of the weights, a sum over images: 0 for none.
+  static void run_weights(const ConvShape& s, const Tensor& x, const Tensor& dy, Tensor dw) {
+    if (s.n == 0) return void(dw.zero_());
+    weights_kernel.on(dy.device())(s, channels_last(x), channels_last(dy), dw);
   }
 };
 
@@ -60,6 +68,7 @@ struct ConvData {
   ConvShape s;
   Tensor forward(const Tensor& dy, const Tensor& w) const {
     Tensor dx = empty_channels_last({s.n, s.c, s.h, s.w}, dy);
+    if (s.n == 0) return dx;
     kernel.on(dy.device())(s, channels_last(dy), w.contiguous(), dx);
     return dx;
   }
@@ -76,7 +85,7 @@ struct ConvWeights {
   Tensor forward(const Tensor& x, const Tensor& dy) const {
     Tensor dw =
         empty({s.o, s.c / s.groups, s.kh, s.kw}, {.dtype = x.dtype(), .device = x.device()});
-    Conv2d::weights_kernel.on(x.device())(s, channels_last(x), channels_last(dy), dw);
+    Conv2d::run_weights(s, x, dy, dw);
     return dw;
   }
   void backward(const Saved& saved, const Tensor& ddw, InputGradients& out) const {
@@ -120,8 +129,8 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, Conv2dO
   LOCKSTEP_CHECK(o.stride.h >= 1 && o.stride.w >= 1 && o.dilation.h >= 1 && o.dilation.w >= 1 &&
                      o.padding.h >= 0 && o.padding.w >= 0,
                  ValueError, "conv2d: stride and dilation must be at least 1, padding at least 0");
-  auto out = [](int64_t size, int64_t kernel, int64_t stride, int64_t pad, int64_t dilation) {
-    return (size + 2 * pad - dilation * (kernel - 1) - 1 + stride) / stride;
+  const auto out = [](int64_t size, int64_t kernel, int64_t stride, int64_t pad, int64_t dilation) {
+    return window_count("conv2d", size, kernel, stride, pad, dilation);
   };
   const ConvShape s{.n = x.size(0),
                     .c = x.size(1),
@@ -141,7 +150,8 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, Conv2dO
                     .groups = o.groups};
   LOCKSTEP_CHECK(s.oh >= 1 && s.ow >= 1, ShapeError, "conv2d: the kernel ", weight.size(2), "x",
                  weight.size(3), " is larger than the padded input ", x.shape());
-  LOCKSTEP_CHECK(x.numel() > 0, ShapeError, "conv2d: the input ", x.shape(), " is empty");
+  LOCKSTEP_CHECK(s.h > 0 && s.w > 0, ShapeError, "conv2d: the images of ", x.shape(),
+                 " have no pixels");
   return forward(s, x, weight, bias);
 }
 

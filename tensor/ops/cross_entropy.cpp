@@ -1,7 +1,12 @@
 #include <lockstep/tensor/ops/cross_entropy.h>
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
 
+#include <lockstep/tensor/cpu/moments.h>
+#include <lockstep/tensor/cpu/softmax_columns.h>
 #include <lockstep/tensor/cpu/softmax_rows.h>
 #include <lockstep/tensor/op.h>
 #include <lockstep/tensor/ops/elementwise.h>
@@ -16,88 +21,134 @@ namespace {
 struct CrossEntropy {
   static constexpr const char* name = "cross_entropy";
   static constexpr unsigned saves = kInput(0) | kInput(1);
-  Reduction reduction;
   kernels::CrossEntropyTask task;
-  double scale = 1;
+  double scale = 1;  // of the gradient
 
-  Tensor forward(Saver& saved, const Tensor& logits, const Tensor& target) {  // [N, C], [N]
+  Tensor forward(Saver& saved, const Tensor& logits, const Tensor& target) {  // [N, C, ...], [N, ...]
     const TensorOptions options{.dtype = logits.dtype(), .device = logits.device()};
-    const Tensor losses = empty(target.shape(), options);
-    const Tensor statistics = empty({target.size(0), 2}, options);  // maximum, log of the sum
-    saved.keep(0, statistics);
+    const bool each = task.reduction == Reduction::none;
+    const Tensor y = empty(each ? target.shape() : Shape{}, options);
+    const Tensor statistics = empty({2, target.numel()}, options);  // maxima, logs of the sums
     const int64_t counted =
-        kernels::cross_entropy.on(logits.device())(losses, statistics, logits, target, task);
-    if (reduction == Reduction::none) return losses;
-    if (reduction == Reduction::mean) scale = 1 / static_cast<double>(counted);
-    Tensor y = empty({1}, options);
-    kernels::sum.on(logits.device())(y, losses, scale);
-    return y.view({});
+        kernels::cross_entropy.on(logits.device())(y, statistics, logits, target, task);
+    if (task.reduction == Reduction::mean)
+      scale = 1 / static_cast<double>(std::max<int64_t>(counted, 1));
+    saved.keep(0, statistics);
+    return y;
   }
 
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
     const Tensor logits = saved.input(0), target = saved.input(1);
     if (is_grad_enabled()) {
-      const Tensor weight = (counts(target, logits.dtype()) * dy * scale).unsqueeze(1);  // [N, 1]
-      return dx.set(0, (softmax(logits, 1) - distribution(target, logits)) * weight);
+      const Tensor counts = ne(target, task.ignore_index).unsqueeze(1);  // [N, 1, ...]
+      const Tensor weight = (dy * scale).expand(target.shape()).unsqueeze(1);
+      const Tensor difference = softmax(where(counts, logits, 0), 1) - distribution(target, logits);
+      return dx.set(0, where(counts, difference * where(counts, weight, 0), 0));
     }
     Tensor g = empty(logits.shape(), {.dtype = logits.dtype(), .device = logits.device()});
     kernels::cross_entropy_backward.on(logits.device())(g, saved.kept(0), logits, target,
-                                                        dy.expand(target.shape()), scale, task);
+                                                        dy.contiguous(), scale, task);
     dx.set(0, std::move(g));
   }
 
-  /// [N]: 1 for samples that count, 0 for ignored ones.
-  Tensor counts(const Tensor& target, DType dtype) const {
-    return ne(target, task.ignore_index).to(dtype);
-  }
-  /// [N, C]: what softmax should be.
+  /// [N, C, ...]: what softmax should be.
   Tensor distribution(const Tensor& target, const Tensor& logits) const {
-    NoGradGuard guard;
-    const Tensor valid = target * ne(target, task.ignore_index).to(DType::i64);
+    const NoGradGuard guard;
+    const Tensor valid = where(ne(target, task.ignore_index), target, 0).unsqueeze(1);
     const Tensor ones =
-        lockstep::ones({target.size(0), 1}, {.dtype = logits.dtype(), .device = logits.device()});
-    return put_along(ones * (1 - task.label_smoothing), valid.unsqueeze(1), 1, logits.shape()) +
+        lockstep::ones(valid.shape(), {.dtype = logits.dtype(), .device = logits.device()});
+    return put_along(ones * (1 - task.label_smoothing), valid, 1, logits.shape()) +
            task.label_smoothing / static_cast<double>(logits.size(1));
   }
 };
 
-int64_t cross_entropy_cpu(const Tensor& losses, const Tensor& statistics, const Tensor& logits,
+/// The samples of logits [N, C, ...] in spans that the shape alone decides: several rows of C scores
+/// where the further dimensions hold one element, else neighbouring columns of one of the N.
+struct Spans {
+  int64_t n, classes, inner, samples, size, per_image;
+
+  explicit Spans(const Tensor& logits)
+      : n(logits.size(0)), classes(logits.size(1)), inner(1) {
+    for (int d = 2; d < logits.dim(); ++d) inner *= logits.size(d);
+    samples = n * inner;
+    // At least so many samples are worth a task; at most 64 tasks of rows.
+    size = inner == 1 ? std::max({int64_t{1}, 8192 / std::max<int64_t>(classes, 1), (n + 63) / 64})
+                      : cpu::kSoftmaxColumns;
+    per_image = inner == 1 ? 0 : (inner + size - 1) / size;
+  }
+  int64_t count() const { return inner == 1 ? (n + size - 1) / size : n * per_image; }
+
+  struct Span {
+    int64_t index, first, count;  // samples
+    int64_t offset;               // of the first one's scores
+  };
+  template <class F>
+  void for_each(const F& f) const {
+    const int64_t grain = std::max<int64_t>(1, 8192 / std::max<int64_t>(size * classes, 1));
+    parallel_for(count(), grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t image = inner == 1 ? 0 : i / per_image, first = i * size,
+                      column = inner == 1 ? 0 : i % per_image * size;
+        if (inner == 1)
+          f(Span{i, first, std::min(size, n - first), first * classes});
+        else
+          f(Span{i, image * inner + column, std::min(size, inner - column),
+                 image * classes * inner + column});
+      }
+    });
+  }
+  int64_t class_stride() const { return inner; }
+  int64_t sample_stride() const { return inner == 1 ? classes : 1; }
+};
+
+/// Losses are computed and summed in Wide<T>: those of scores near the largest T exceed T.
+int64_t cross_entropy_cpu(const Tensor& y, const Tensor& statistics, const Tensor& logits,
                           const Tensor& target, kernels::CrossEntropyTask task) {
-  const int64_t n = logits.size(0), classes = logits.size(1), stride = target.strides()[0];
+  const Spans spans(logits);
+  const int64_t classes = spans.classes, step = spans.class_stride();
   const int64_t* label = target.data<int64_t>();
   int64_t counted = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t t = label[i * stride];
-    if (t == task.ignore_index) continue;
-    LOCKSTEP_CHECK(t >= 0 && t < classes, IndexError,
-                   "cross_entropy: labels are in [0, C); sample ", i, " has label ", t,
+  for (int64_t i = 0; i < spans.samples; ++i) {
+    if (label[i] == task.ignore_index) continue;
+    LOCKSTEP_CHECK(label[i] >= 0 && label[i] < classes, IndexError,
+                   "cross_entropy: labels are in [0, C); sample ", i, " has label ", label[i],
                    " with C = ", classes);
     ++counted;
   }
   dispatch_floating("cross_entropy", logits.dtype(), [&]<class T>(TypeTag<T>) {
+    using W = cpu::Wide<T>;
     const T* scores = logits.data<T>();
-    T *loss = losses.data<T>(), *kept = statistics.data<T>();
-    const double smooth = task.label_smoothing;
-    parallel_for(n, std::max<int64_t>(1, 8192 / std::max<int64_t>(classes, 1)),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t i = begin; i < end; ++i) {
-                     const T* x = scores + i * classes;
-                     T *max = kept + 2 * i, *log_sum = max + 1;
-                     const int64_t t = label[i * stride];
-                     if (t == task.ignore_index) {
-                       loss[i] = *max = *log_sum = 0;
-                       continue;
-                     }
-                     cpu::softmax_rows<T>().log_sum_exp(x, classes, max, log_sum);
-                     loss[i] = (*max - x[t]) + *log_sum;
-                     if (smooth > 0) {
-                       double others = 0;  // sum of -log softmax over all classes
-                       for (int64_t c = 0; c < classes; ++c) others += (*max - x[c]) + *log_sum;
-                       loss[i] = static_cast<T>((1 - smooth) * loss[i] +
-                                                smooth / static_cast<double>(classes) * others);
-                     }
-                   }
-                 });
+    T* losses = task.reduction == Reduction::none ? y.data<T>() : nullptr;
+    const W smooth = task.label_smoothing, even = smooth / static_cast<W>(classes);
+    std::vector<W> sums(static_cast<size_t>(spans.count()));
+    spans.for_each([&](const Spans::Span& span) {
+      const T* x = scores + span.offset;
+      T *max = statistics.data<T>() + span.first, *log_sum = max + spans.samples;
+      if (step > 1)
+        cpu::softmax_columns<T>().log_sum_exp(x, step, classes, span.count, max, log_sum);
+      W sum = 0;
+      for (int64_t i = 0; i < span.count; ++i, x += spans.sample_stride()) {
+        const int64_t t = label[span.first + i];
+        W loss = 0;
+        if (t != task.ignore_index) {
+          if (step == 1) cpu::softmax_rows<T>().log_sum_exp(x, classes, max + i, log_sum + i);
+          const W highest = max[i], rest = log_sum[i];  // together log(sum(exp(x)))
+          loss = highest - x[t * step] + rest;
+          if (smooth > 0) {
+            W others = 0;  // -log softmax, summed over all classes
+            for (int64_t c = 0; c < classes; ++c) others += highest - x[c * step] + rest;
+            loss = (1 - smooth) * loss + even * others;
+          }
+        }
+        sum += loss;
+        if (losses) losses[span.first + i] = static_cast<T>(loss);
+      }
+      sums[static_cast<size_t>(span.index)] = sum;
+    });
+    if (losses) return;
+    const W total = std::accumulate(sums.begin(), sums.end(), W(0));
+    *y.data<T>() = static_cast<T>(
+        task.reduction == Reduction::mean ? total / static_cast<W>(counted) : total);
   });
   return counted;
 }
@@ -105,30 +156,43 @@ int64_t cross_entropy_cpu(const Tensor& losses, const Tensor& statistics, const 
 void cross_entropy_backward_cpu(const Tensor& dx, const Tensor& statistics, const Tensor& logits,
                                 const Tensor& target, const Tensor& dy, double scale,
                                 kernels::CrossEntropyTask task) {
-  const int64_t n = logits.size(0), classes = logits.size(1);
-  const int64_t label_stride = target.strides()[0], dy_stride = dy.strides()[0];
+  const Spans spans(logits);
+  const int64_t classes = spans.classes, step = spans.class_stride();
+  const int64_t* label = target.data<int64_t>();
   dispatch_floating("cross_entropy", logits.dtype(), [&]<class T>(TypeTag<T>) {
-    const T *scores = logits.data<T>(), *kept = statistics.data<T>(), *weights = dy.data<T>();
-    const int64_t* label = target.data<int64_t>();
-    T* gradient = dx.data<T>();
     const T even = static_cast<T>(task.label_smoothing / static_cast<double>(classes));
     const T sharp = static_cast<T>(1 - task.label_smoothing);
-    parallel_for(n, std::max<int64_t>(1, 8192 / std::max<int64_t>(classes, 1)),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t i = begin; i < end; ++i) {
-                     T* g = gradient + i * classes;
-                     const int64_t t = label[i * label_stride];
-                     if (t == task.ignore_index) {
-                       std::fill_n(g, classes, T(0));
-                       continue;
-                     }
-                     const T weight = static_cast<T>(scale) * weights[i * dy_stride];
-                     cpu::softmax_rows<T>().scaled_softmax(scores + i * classes, kept[2 * i],
-                                                           kept[2 * i + 1], even, weight, g,
-                                                           classes);
-                     g[t] -= sharp * weight;
-                   }
-                 });
+    const int64_t dy_step = task.reduction == Reduction::none ? 1 : 0;
+    const auto weight_of = [&](int64_t i) {
+      return static_cast<T>(scale * dy.data<T>()[i * dy_step]);
+    };
+    // An infinite weight is multiplied last: the label's gradient is one product, not two.
+    const auto early = [](T weight) { return std::isfinite(weight) ? weight : T(1); };
+    spans.for_each([&](const Spans::Span& span) {
+      const T *x = logits.data<T>() + span.offset, *max = statistics.data<T>() + span.first,
+              *log_sum = max + spans.samples;
+      T* g = dx.data<T>() + span.offset;
+      if (step > 1) {
+        T weights[cpu::kSoftmaxColumns];
+        for (int64_t i = 0; i < span.count; ++i) weights[i] = early(weight_of(span.first + i));
+        cpu::softmax_columns<T>().scaled_softmax(x, step, classes, span.count, max, log_sum, even,
+                                                 weights, g);
+      }
+      for (int64_t i = 0; i < span.count; ++i, x += spans.sample_stride(), g += spans.sample_stride()) {
+        const int64_t t = label[span.first + i];
+        if (t == task.ignore_index) {
+          for (int64_t c = 0; c < classes; ++c) g[c * step] = 0;
+          continue;
+        }
+        const T weight = weight_of(span.first + i);
+        if (step == 1)
+          cpu::softmax_rows<T>().scaled_softmax(x, max[i], log_sum[i], even, early(weight), g,
+                                                classes);
+        g[t * step] -= sharp * early(weight);
+        if (!std::isfinite(weight))
+          for (int64_t c = 0; c < classes; ++c) g[c * step] *= weight;
+      }
+    });
   });
 }
 
@@ -147,12 +211,16 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target, CrossEntropyOpt
   LOCKSTEP_CHECK(logits.dim() > 0 && target.shape() == expected, ShapeError,
                  "cross_entropy: logits of shape ", logits.shape(), " need a target of shape ",
                  expected, ", got ", target.shape());
-  const CrossEntropy op{options.reduction, {options.ignore_index, options.label_smoothing}};
-  Tensor rows = logits;  // [..., C] -> [N, C]
-  if (logits.dim() == 1) rows = logits.unsqueeze(0);
-  for (int d = 1; d + 1 < logits.dim(); ++d) rows = rows.transpose(d, d + 1);
-  rows = rows.reshape({-1, rows.size(-1)}).contiguous();
-  const Tensor y = apply(op, rows, target.reshape({-1}));
+  const CrossEntropy op{{options.reduction, options.ignore_index, options.label_smoothing}};
+  Tensor scores = logits, labels = target;  // [N, C, ...] and [N, ...]
+  if (logits.dim() == 1) {
+    scores = logits.unsqueeze(0);
+    labels = target.unsqueeze(0);
+  } else if (logits.is_channels_last()) {
+    scores = logits.permute({0, 2, 3, 1}).reshape({target.numel(), logits.size(1)});
+    labels = target.reshape({target.numel()});
+  }
+  const Tensor y = apply(op, scores.contiguous(), labels.contiguous());
   return options.reduction == Reduction::none ? y.reshape(target.shape()) : y;
 }
 

@@ -24,20 +24,20 @@ LOCKSTEP_API Tensor cross_entropy(const Tensor& logits, const Tensor& target,
                                   CrossEntropyOptions options = {});
 
 namespace kernels {
-/// What a cross_entropy over [N, C] is told.
+/// What a cross_entropy over [N, C, ...] is told.
 struct CrossEntropyTask {
+  Reduction reduction;
   int64_t ignore_index;
   double label_smoothing;
 };
-/// losses[i] (f32 or f64, [N]) and statistics [N, 2]: a row's maximum, and log(sum(exp(x -
-/// maximum))). Both and the logits are row-major. Returns the number of samples that are not
-/// ignored.
-LOCKSTEP_API extern Kernel<int64_t(const Tensor& losses, const Tensor& statistics,
-                                   const Tensor& logits, const Tensor& target,
-                                   CrossEntropyTask task)>
+/// y (f32 or f64: of target's shape for Reduction::none, else 0-d) and statistics [2, samples]: the
+/// maximum over the classes, and log(sum(exp(x - maximum))). All are row-major, target (i64, [N, ...])
+/// too. Returns the number of samples that are not ignored.
+LOCKSTEP_API extern Kernel<int64_t(const Tensor& y, const Tensor& statistics, const Tensor& logits,
+                                   const Tensor& target, CrossEntropyTask task)>
     cross_entropy;
-/// dx[i] = (softmax(x[i]) - target distribution) * scale * dy[i], all in one pass; 0 for ignored
-/// samples. dy [N] may repeat one element.
+/// dx = (softmax(x) - target distribution) * scale * dy, all in one pass; 0 for ignored samples. dy
+/// is row-major, of y's shape.
 LOCKSTEP_API extern Kernel<void(const Tensor& dx, const Tensor& statistics, const Tensor& logits,
                                 const Tensor& target, const Tensor& dy, double scale,
                                 CrossEntropyTask task)>

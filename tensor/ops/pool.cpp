@@ -1,9 +1,12 @@
 #include <lockstep/tensor/ops/pool.h>
 
+#include <algorithm>
+#include <limits>
 #include <type_traits>
 
 #include <lockstep/tensor/op.h>
 #include <lockstep/tensor/ops/channels_last.h>
+#include <lockstep/tensor/ops/window_count.h>
 #include <lockstep/tensor/parallel.h>
 
 namespace lockstep {
@@ -12,6 +15,18 @@ namespace {
 struct PoolShape {
   Shape x, y;
   int64_t kh, kw, stride_h, stride_w, pad_h, pad_w;
+
+  /// The part of a window that is inside the image.
+  struct Window {
+    int64_t y0, x0, y1, x1;
+  };
+  Window window(int64_t oy, int64_t ox) const {
+    const int64_t top = oy * stride_h - pad_h, left = ox * stride_w - pad_w;
+    return {std::max<int64_t>(top, 0), std::max<int64_t>(left, 0),
+            x[2] - top > kh ? top + kh : x[2], x[3] - left > kw ? left + kw : x[3]};
+  }
+  /// Elements of a row of such a part, at most.
+  int64_t row() const { return std::min(kw, x[3]); }
 };
 
 /// Images of rows of pixels of channels: [N, H, W, C] for channels-last, [N C, H, W, 1] for
@@ -22,9 +37,11 @@ struct Layout {
       : images(channels_last ? s.x[0] : s.x[0] * s.x[1]), channels(channels_last ? s.x[1] : 1) {}
 };
 
-/// Which element of its window won, as wide as T so that both fit the same vector lanes.
+/// Which element of its window won, as wide as a T of four or eight bytes so that both fit the same
+/// vector lanes. It counts within the part of the window that is inside the image at the top left,
+/// min(kh, h) rows of min(kw, w) elements.
 template <class T>
-using Index = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+using Index = std::conditional_t<sizeof(T) <= 4, int32_t, int64_t>;
 template <class T>
 Index<T>* indices(const Tensor& t) {
   return static_cast<Index<T>*>(t.data_ptr());
@@ -44,21 +61,21 @@ void for_each_window(const PoolShape& s, const Layout& layout, F f) {
 void pool_forward_cpu(const PoolShape& s, const Tensor& x, const Tensor& y, const Tensor& index) {
   const Layout layout(s, x.is_channels_last());
   const int64_t h = s.x[2], w = s.x[3], c = layout.channels;
-  dispatch_floating("max_pool2d", x.dtype(), [&]<class T>(TypeTag<T>) {
+  dispatch("max_pool2d", x.dtype(), [&]<class T>(TypeTag<T>) {
     for_each_window(s, layout, [&](int64_t n, int64_t oh, int64_t ow) {
       const T* image = x.data<T>() + n * h * w * c;
       T* out = y.data<T>() + n * oh * ow * c;
       Index<T>* won = indices<T>(index) + n * oh * ow * c;
       for (int64_t oy = 0; oy < oh; ++oy)
         for (int64_t ox = 0; ox < ow; ++ox, out += c, won += c) {
-          const int64_t y0 = oy * s.stride_h - s.pad_h, x0 = ox * s.stride_w - s.pad_w;
+          const PoolShape::Window in = s.window(oy, ox);
           bool first = true;
-          for (int64_t ky = std::max<int64_t>(0, -y0); ky < s.kh && y0 + ky < h; ++ky)
-            for (int64_t kx = std::max<int64_t>(0, -x0); kx < s.kw && x0 + kx < w; ++kx) {
-              const T* __restrict v = image + ((y0 + ky) * w + x0 + kx) * c;
+          for (int64_t y = in.y0; y < in.y1; ++y)
+            for (int64_t x = in.x0; x < in.x1; ++x) {
+              const T* __restrict v = image + (y * w + x) * c;
               T* __restrict best = out;
               Index<T>* __restrict at = won;
-              const auto k = static_cast<Index<T>>(ky * s.kw + kx);
+              const auto k = static_cast<Index<T>>((y - in.y0) * s.row() + x - in.x0);
               if (std::exchange(first, false)) {
                 for (int64_t i = 0; i < c; ++i) best[i] = v[i], at[i] = k;
               } else {
@@ -84,18 +101,18 @@ void pool_scatter_cpu(const PoolShape& s, const Tensor& dy, const Tensor& index,
   dispatch_floating("max_pool2d", dy.dtype(), [&]<class T>(TypeTag<T>) {
     for_each_window(s, layout, [&](int64_t n, int64_t oh, int64_t ow) {
       T* image = dx.data<T>() + n * h * w * c;
-      const T* in = dy.data<T>() + n * oh * ow * c;
+      const T* arriving = dy.data<T>() + n * oh * ow * c;
       const Index<T>* won = indices<T>(index) + n * oh * ow * c;
       if (!tiled) std::fill_n(image, h * w * c, T(0));
       for (int64_t oy = 0; oy < oh; ++oy)
-        for (int64_t ox = 0; ox < ow; ++ox, in += c, won += c) {
-          const int64_t y0 = oy * s.stride_h - s.pad_h, x0 = ox * s.stride_w - s.pad_w;
-          for (int64_t ky = std::max<int64_t>(0, -y0); ky < s.kh && y0 + ky < h; ++ky)
-            for (int64_t kx = std::max<int64_t>(0, -x0); kx < s.kw && x0 + kx < w; ++kx) {
-              T* __restrict to = image + ((y0 + ky) * w + x0 + kx) * c;
-              const T* __restrict from = in;
+        for (int64_t ox = 0; ox < ow; ++ox, arriving += c, won += c) {
+          const PoolShape::Window in = s.window(oy, ox);
+          for (int64_t y = in.y0; y < in.y1; ++y)
+            for (int64_t x = in.x0; x < in.x1; ++x) {
+              T* __restrict to = image + (y * w + x) * c;
+              const T* __restrict from = arriving;
               const Index<T>* __restrict at = won;
-              const auto k = static_cast<Index<T>>(ky * s.kw + kx);
+              const auto k = static_cast<Index<T>>((y - in.y0) * s.row() + x - in.x0);
               // `from` is read in any case: a conditional load would keep this from vector code.
               if (tiled) {
                 for (int64_t i = 0; i < c; ++i) {
@@ -122,15 +139,14 @@ void pool_gather_cpu(const PoolShape& s, const Tensor& x, const Tensor& index, c
     for_each_window(s, layout, [&](int64_t n, int64_t oh, int64_t ow) {
       const T* image = x.data<T>() + n * h * w * c;
       for (int64_t oy = 0; oy < oh; ++oy)
-        for (int64_t ox = 0; ox < ow; ++ox)
+        for (int64_t ox = 0; ox < ow; ++ox) {
+          const PoolShape::Window in = s.window(oy, ox);
           for (int64_t i = 0; i < c; ++i) {
-            const int64_t o = ((n * oh + oy) * ow + ox) * c + i;
-            const int64_t k = indices<T>(index)[o];
-            y.data<T>()[o] = image[((oy * s.stride_h - s.pad_h + k / s.kw) * w + ox * s.stride_w -
-                                    s.pad_w + k % s.kw) *
-                                       c +
-                                   i];
+            const int64_t o = ((n * oh + oy) * ow + ox) * c + i, k = indices<T>(index)[o];
+            const int64_t row = in.y0 + k / s.row(), column = in.x0 + k % s.row();
+            y.data<T>()[o] = image[(row * w + column) * c + i];
           }
+        }
     });
   });
 }
@@ -193,7 +209,7 @@ struct MaxPool2d {
     Tensor y = empty_in_order(s.y, channels_last, x);
     const Tensor index =
         empty({y.numel()},
-              {.dtype = size_of(x.dtype()) == 4 ? DType::i32 : DType::i64, .device = x.device()});
+              {.dtype = size_of(x.dtype()) <= 4 ? DType::i32 : DType::i64, .device = x.device()});
     kernel.on(x.device())(s, dense, y, index);
     saved.keep(0, index);
     return y;
@@ -211,20 +227,26 @@ Tensor max_pool2d(const Tensor& x, Size2d window, MaxPool2dOptions options) {
                  x.shape());
   LOCKSTEP_CHECK(window.h >= 1 && window.w >= 1 && stride.h >= 1 && stride.w >= 1, ValueError,
                  "max_pool2d: window and stride must be at least 1");
-  LOCKSTEP_CHECK(pad.h >= 0 && pad.w >= 0 && 2 * pad.h <= window.h && 2 * pad.w <= window.w,
+  LOCKSTEP_CHECK(pad.h >= 0 && pad.w >= 0 && pad.h <= window.h / 2 && pad.w <= window.w / 2,
                  ValueError, "max_pool2d: padding ", pad.h, "x", pad.w,
                  " is more than half of the window ", window.h, "x", window.w);
-  const int64_t h = x.size(2) + 2 * pad.h - window.h, w = x.size(3) + 2 * pad.w - window.w;
-  LOCKSTEP_CHECK(h >= 0 && w >= 0, ShapeError, "max_pool2d: the window ", window.h, "x", window.w,
+  const int64_t oh = detail::window_count("max_pool2d", x.size(2), window.h, stride.h, pad.h, 1),
+                ow = detail::window_count("max_pool2d", x.size(3), window.w, stride.w, pad.w, 1);
+  LOCKSTEP_CHECK(oh >= 1 && ow >= 1, ShapeError, "max_pool2d: the window ", window.h, "x", window.w,
                  " is larger than the padded input ", x.shape());
+  LOCKSTEP_CHECK(x.size(2) > 0 && x.size(3) > 0, ShapeError, "max_pool2d: the images of ",
+                 x.shape(), " have no pixels");
   const PoolShape s{.x = x.shape(),
-                    .y = {x.size(0), x.size(1), h / stride.h + 1, w / stride.w + 1},
+                    .y = {x.size(0), x.size(1), oh, ow},
                     .kh = window.h,
                     .kw = window.w,
                     .stride_h = stride.h,
                     .stride_w = stride.w,
                     .pad_h = pad.h,
                     .pad_w = pad.w};
+  LOCKSTEP_CHECK(std::min(s.kh, x.size(2)) <= std::numeric_limits<int32_t>::max() / s.row(),
+                 ShapeError, "max_pool2d: the window ", window.h, "x", window.w, " over ", x.shape(),
+                 " holds more than 2^31 - 1 elements");
   return apply(MaxPool2d{s}, x);
 }
 

@@ -66,8 +66,10 @@ struct Var {
     return kept == shape ? y : y.view(shape);
   }
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
-    const Tensor& x = saved.input(0);
-    dx.set(0, (x - mean(x, dims, true)) * (dy.reshape(kept) * (2 * scale)));
+    // Halved, so that differences of the largest numbers fit; the mean of what is left corrects for
+    // the rounding of the first.
+    const Tensor half = saved.input(0) * 0.5, about_mean = half - mean(half, dims, true);
+    dx.set(0, (about_mean - mean(about_mean, dims, true)) * (dy.reshape(kept) * (4 * scale)));
   }
 };
 

@@ -7,10 +7,12 @@
 
 namespace lockstep {
 
-/// y[..., 0, ...] = x[..., indices[..., 0, ...], ...]: `indices` (i64, within range) has x's shape
-/// with size 1 at `dim`, and so has the result.
+/// y[..., 0, ...] = x[..., indices[..., 0, ...], ...]: `indices` (i64) has x's shape with size 1 at
+/// `dim`, and so has the result. Other shapes are a ShapeError, an index outside [0, the size of
+/// `dim`) is an IndexError.
 LOCKSTEP_API Tensor take_along(const Tensor& x, const Tensor& indices, int dim);
-/// The transpose: zeros of `shape` with x's elements where take_along would read them.
+/// The transpose: zeros of `shape` with x's elements where take_along would read them; x has the
+/// shape of `indices`.
 LOCKSTEP_API Tensor put_along(const Tensor& x, const Tensor& indices, int dim, const Shape& shape);
 
 namespace kernels {
