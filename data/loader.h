@@ -29,17 +29,17 @@ struct LoaderOptions {
   int workers = 0;         // threads; 0 makes each batch in the loop itself
   int prefetch = 2;        // batches each worker may be ahead of the loop
   bool drop_last = false;  // leave out what does not fill a batch
-  uint64_t seed = 0;       // of the order and of augmentation; the same on every rank
+  uint64_t seed = 0;       // of the order and of augmentation, on every rank; not manual_seed's
   Shard shard = {};        // a group converts to it
   Sampler sampler = {};    // this rank's order, in place of shuffle and shard
 };
 
-/// Position in an epoch. Valid at another number of ranks or workers while batch_size * ranks stays
-/// the same; with a sampler that does not tell its shard (see Sampler), at the same number of ranks
-/// only.
+/// Position in an epoch. Valid at any other batch size and number of workers and ranks: the samples
+/// that are left are dealt anew. With a sampler that does not tell its shard (see Sampler), at the
+/// same number of ranks only.
 struct LoaderState {
   int64_t epoch = 0;
-  int64_t samples = 0;  // handed out in this epoch, over all ranks
+  int64_t samples = 0;  // handed out in this epoch, over all ranks; the first so many of the order
   bool operator==(const LoaderState&) const = default;
 };
 

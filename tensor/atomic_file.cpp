@@ -3,9 +3,11 @@
 // the folder, so the names have no length but their own and renaming the folder does not matter.
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -58,6 +60,13 @@ std::string new_name() {
   return str_cat(kPrefix, host_tag(), "-", digits, kSuffix);
 }
 
+/// Whether the folder of a link is one of /proc, where a link names an open descriptor.
+bool in_proc(const std::string& link) {
+  struct statfs system;
+  return ::statfs(detail::folder_of(link).c_str(), &system) == 0 &&
+         system.f_type == PROC_SUPER_MAGIC;
+}
+
 /// The path that writing to `path` would reach: symbolic links are followed, dangling ones too.
 std::string resolved(const std::string& path) {
   std::string target = path;
@@ -66,6 +75,9 @@ std::string resolved(const std::string& path) {
     const std::filesystem::path next = std::filesystem::read_symlink(target, no_link);
     if (no_link) return target;
     if (links == 40) detail::fail_file(kOp, "write", path, ELOOP);
+    // A rename would give the file to others under its name, and leave the descriptor the old one.
+    LOCKSTEP_CHECK(!in_proc(target), IoError, kOp, ": cannot write ", path, ": ", target,
+                   " stands for an open file; give the name of the file itself");
     target = (std::filesystem::path(target).parent_path() / next).string();
   }
 }
@@ -111,9 +123,10 @@ class Folder {
 
  private:
   static int open(const std::string& name) {
-    const int fd = ::open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = ::open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     // A folder may be writable and not readable.
-    return fd < 0 && errno == EACCES ? ::open(name.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC) : fd;
+    if (fd < 0 && errno == EACCES) fd = ::open(name.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
+    return detail::above_standard(fd);
   }
   Descriptor fd_;
 };
@@ -155,10 +168,16 @@ class Temporary {
   /// False if the file was taken for a leftover before it was locked.
   bool create(mode_t mode) {
     name_ = new_name();
-    fd_ = ::openat(folder_.fd(), name_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-                   mode | 0600);
-    if (fd_ < 0 && errno == EEXIST) return false;
-    if (fd_ < 0) detail::fail_file(kOp, "create", path_, errno);
+    const int fd = ::openat(folder_.fd(), name_.c_str(),
+                            O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode | 0600);
+    if (fd < 0 && errno == EEXIST) return false;
+    if (fd < 0) detail::fail_file(kOp, "create", path_, errno);
+    fd_ = detail::above_standard(fd);
+    if (fd_ < 0) {
+      const int error = errno;
+      ::unlinkat(folder_.fd(), name_.c_str(), 0);
+      detail::fail_file(kOp, "create", path_, error);
+    }
     struct stat status {};
     const bool taken = ::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     if (!taken && (::fstat(fd_, &status) != 0 || status.st_nlink > 0)) return true;

@@ -13,9 +13,11 @@ namespace lockstep::detail {
 
 std::string quoted_name(std::string_view name) {
   std::string text = "'";
-  for (char c : name.substr(0, 80))
+  size_t end = std::min<size_t>(name.size(), 80);
+  while (end > 0 && end < name.size() && (name[end] & 0xC0) == 0x80) --end;  // whole characters
+  for (char c : name.substr(0, end))
     text += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  return text + (name.size() > 80 ? "...'" : "'");
+  return text + (end < name.size() ? "...'" : "'");
 }
 
 void refuse_safetensors(const FileReader& file, std::string_view what) {
@@ -71,10 +73,11 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool key(std::string& key) override {
-    if (key.size() > kLongestTensorName) refuse("the header has a name of ", key.size(), " bytes");
-    if (key.find('\0') != std::string::npos)
-      refuse("the header has a name with a NUL byte: ", quoted_name(key));
     if (depth_ == 1) {
+      if (key.size() > kLongestTensorName)
+        refuse("the header has a name of ", key.size(), " bytes");
+      if (key.find('\0') != std::string::npos)
+        refuse("the header has a name with a NUL byte: ", quoted_name(key));
       if (!names_.insert(key).second)
         refuse("the name ", quoted_name(key), " occurs twice in the header");
       name_ = key;
