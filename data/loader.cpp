@@ -1,128 +1,16 @@
-// The type-erased part of Loader. Workers claim batch numbers in order and put results into a ring of
-// slots; the loop takes them out in order, so it does not depend on the workers' speed. The number
-// of slots bounds how many batches exist at once.
+// The type-erased part of Loader: the plan of a pass, and the pass itself, with its batches made by
+// the loop or by workers (ordered_workers.h).
 #include <lockstep/data/loader.h>
 
 #include <algorithm>
-#include <condition_variable>
-#include <mutex>
-#include <thread>
 #include <vector>
 
+#include <lockstep/data/ordered_workers.h>
 #include <lockstep/tensor/error_context.h>
 #include <lockstep/tensor/node.h>
-#include <lockstep/tensor/parallel.h>
-#include <lockstep/tensor/process.h>
 #include <lockstep/tensor/warning.h>
 
 namespace lockstep::data::detail {
-namespace {
-
-// Results of jobs 0 .. jobs-1, in order, computed by threads at most `ahead` jobs ahead of the
-// taker.
-class OrderedWorkers {
- public:
-  using Job = std::function<std::shared_ptr<void>(int64_t)>;
-
-  OrderedWorkers(int64_t jobs, int threads, int64_t ahead, Job job)
-      : jobs_(jobs), job_(std::move(job)), slots_(static_cast<size_t>(ahead)) {
-    try {
-      for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
-    } catch (const std::exception& e) {
-      stop();
-      fail<Error>("Loader: cannot start worker thread ", threads_.size(), " of ", threads, ": ",
-                  e.what(), "; use fewer workers, or raise the limit with ulimit -u");
-    }
-  }
-  ~OrderedWorkers() { stop(); }
-  OrderedWorkers(const OrderedWorkers&) = delete;
-  OrderedWorkers& operator=(const OrderedWorkers&) = delete;
-
-  /// Leaves them as they are in a forked child, which has none of the threads.
-  struct End {
-    void operator()(OrderedWorkers* workers) const {
-      if (workers->origin_.is_here()) delete workers;
-    }
-  };
-
-  /// The result of the next job; rethrows its exception once every thread is gone.
-  std::shared_ptr<void> take() {
-    LOCKSTEP_CHECK(origin_.is_here(), Error,
-                   "Loader: its workers are threads of the parent of this process; a forked child "
-                   "cannot go on with the epoch, it must begin one of its own");
-    Slot result;
-    {
-      std::unique_lock lock(mutex_);
-      Slot& slot = slots_[static_cast<size_t>(taken_) % slots_.size()];
-      filled_.wait(lock, [&] { return slot.filled; });
-      result = std::exchange(slot, {});
-      ++taken_;
-    }
-    emptied_.notify_one();
-    if (result.error) {
-      stop();
-      std::rethrow_exception(result.error);
-    }
-    return std::move(result.batch);
-  }
-
- private:
-  struct Slot {
-    bool filled = false;
-    std::shared_ptr<void> batch;
-    std::exception_ptr error;
-  };
-
-  void work() {
-    const LibraryThread counted;
-    set_num_threads(1);  // the workers are the parallelism
-    NoGradGuard no_grad;
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      emptied_.wait(
-          lock, [&] { return closed_ || claimed_ - taken_ < static_cast<int64_t>(slots_.size()); });
-      if (closed_ || claimed_ == jobs_) return;
-      const int64_t mine = claimed_++;
-      lock.unlock();
-      Slot result{.filled = true, .batch = nullptr, .error = nullptr};
-      try {
-        result.batch = job_(mine);
-      } catch (...) {
-        result.error = std::current_exception();
-      }
-      lock.lock();
-      if (result.error) {  // jobs before it still arrive, in order; none after it is begun
-        closed_ = true;
-        emptied_.notify_all();
-      }
-      slots_[static_cast<size_t>(mine) % slots_.size()] = std::move(result);
-      filled_.notify_one();
-    }
-  }
-
-  void stop() {
-    {
-      std::lock_guard lock(mutex_);
-      closed_ = true;
-    }
-    emptied_.notify_all();
-    for (std::thread& t : threads_) t.join();
-    threads_.clear();
-  }
-
-  const Origin origin_;
-  const int64_t jobs_;
-  const Job job_;
-  std::mutex mutex_;
-  std::condition_variable filled_, emptied_;
-  std::vector<Slot> slots_;
-  int64_t claimed_ = 0, taken_ = 0;
-  bool closed_ = false;
-  std::vector<std::thread> threads_;
-};
-
-}  // namespace
-
 namespace {
 
 /// What the sampler has left for this rank when a pass starts at `start`.
@@ -166,6 +54,14 @@ BatchPlan checked_plan(const LoaderOptions& options, int64_t samples, LoaderStat
   return plan;
 }
 
+std::string listed(std::span<const int64_t> indices) {
+  constexpr size_t kMost = 8;
+  std::string text;
+  for (size_t i = 0; i < indices.size() && i < kMost; ++i)
+    text += str_cat(i ? ", " : "", indices[i]);
+  return indices.size() > kMost ? str_cat(text, ", ... (", indices.size(), " of them)") : text;
+}
+
 }  // namespace
 
 struct EpochRun::Body {
@@ -190,9 +86,9 @@ struct EpochRun::Body {
     try {
       return make(indices, random);
     } catch (...) {
-      lockstep::detail::rethrow_with_context(
-          str_cat("in Loader: batch ", i, " of epoch ", random.epoch, ", samples ", indices[0],
-                  ", ... (", indices.size(), " of them), of ", dataset));
+      lockstep::detail::rethrow_with_context(str_cat("in Loader: batch ", i, " of epoch ",
+                                                     random.epoch, ", samples ", listed(indices),
+                                                     ", of ", dataset));
     }
   }
   void move_to(LoaderState state) {

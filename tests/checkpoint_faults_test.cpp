@@ -288,8 +288,7 @@ TEST_CASE(
   const dist::Checkpoint run{dist::Group(), {{"number", number}, {"t", t}}};
   const auto check = [&] {
     REQUIRE(dist::load_checkpoint(path, run));
-    REQUIRE(t.min().item<double>() == static_cast<double>(number % 1000));
-    REQUIRE(t.max().item<double>() == static_cast<double>(number % 1000));
+    REQUIRE(t.to_vector<float>() == std::vector<float>(50'000, static_cast<float>(number % 1000)));
   };
   for (int i = 0; i < 5; ++i) {
     std::vector<pid_t> jobs;

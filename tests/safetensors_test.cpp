@@ -362,7 +362,18 @@ TEST_CASE(
 
 TEST_CASE("load_safetensors says what else a file is") {
   const std::string rest(100, '\1');
-  CHECK_ERROR("torch.load(\"net.pt\", weights_only=True)", "PK\3\4\0\0\x08\x08"s + rest);
+  CHECK_ERROR("x.safetensors\", weights_only=True).items()}", "PK\3\4\0\0\x08\x08"s + rest);
+  TemporaryFolder folder;
+  for (const std::string name : {"net.pt", "a.npz"}) {
+    put_file(folder / name, "PK\3\4\0\0\x08\x08"s + rest);
+    const std::string text = ::error_of<IoError>([&] { load_safetensors(folder / name); });
+    const bool torch = name == "net.pt";
+    CHECK_MESSAGE(contains(text, (torch ? "torch.load(\"" : "numpy.load(\"") + (folder / name)),
+                  text);
+    CHECK_MESSAGE(
+        contains(text, ", \"" + (folder / (torch ? "net" : "a")) + ".safetensors\"), with"), text);
+  }
+  CHECK_ERROR("it is a GGUF file; convert it with", "GGUF\3\0\0\0"s + rest);
   CHECK_ERROR("a zip archive, as torch.save writes", "PK\3\4\0\0\0\0"s + rest);
   CHECK_ERROR("a Python pickle", "\x80\x02\x8a\nl\xfc\x9c\x46"s + rest);
   CHECK_ERROR("a NumPy array", "\x93NUMPY\1\0"s + rest);
