@@ -25,6 +25,8 @@ namespace {
 
 constexpr std::string_view kOp = "write_file_atomically";
 constexpr std::string_view kPrefix = ".lockstep-", kSuffix = ".tmp";
+constexpr size_t kHostTag = 8, kDigits = 16;
+constexpr size_t kNameSize = kPrefix.size() + kHostTag + 1 + kDigits + kSuffix.size();
 constexpr time_t kDay = 24 * 60 * 60;
 
 class Descriptor {
@@ -41,12 +43,12 @@ class Descriptor {
   int fd_;
 };
 
-/// Eight characters that differ between running kernels; containers of one host share them.
+/// kHostTag characters that differ between running kernels; containers of one host share them.
 const std::string& host_tag() {
   static const std::string tag = [] {
-    char text[8] = {'0', '0', '0', '0', '0', '0', '0', '0'};
+    char text[kHostTag];
     const Descriptor file(::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
-    if (::read(file.get(), text, sizeof text) != sizeof text) return std::string(8, '0');
+    if (::read(file.get(), text, sizeof text) != sizeof text) return std::string(kHostTag, '0');
     return std::string(text, sizeof text);
   }();
   return tag;
@@ -55,7 +57,7 @@ const std::string& host_tag() {
 std::string new_name() {
   uint64_t random = 0;
   while (::getrandom(&random, sizeof random, 0) != sizeof random) continue;
-  char digits[17];
+  char digits[kDigits + 1];
   std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(random));
   return str_cat(kPrefix, host_tag(), "-", digits, kSuffix);
 }
@@ -87,7 +89,10 @@ class Folder {
  public:
   explicit Folder(const std::string& target, const std::string& path)
       : fd_(open(detail::folder_of(target))) {
-    if (fd_.get() < 0) detail::fail_file(kOp, "open the folder of", path, errno);
+    if (fd_.get() >= 0) return;
+    const int error = errno;
+    if (target == path) detail::fail_file(kOp, "open the folder of", path, error);
+    detail::fail_file(kOp, str_cat("follow the link ", path, " to"), target, error);
   }
   int fd() const { return fd_.get(); }
 
@@ -110,7 +115,8 @@ class Folder {
     }
     while (const dirent* entry = ::readdir(names.get())) {
       const std::string_view name = entry->d_name;
-      if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) continue;
+      if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix) || name.size() != kNameSize)
+        continue;
       const Descriptor file(
           ::openat(fd(), entry->d_name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
       struct stat status;

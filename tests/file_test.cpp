@@ -223,7 +223,12 @@ TEST_CASE("write_file_atomically where no file can be") {
   fs::create_symlink("a", folder / "b");
   CHECK(contains(error(folder / "a"), "symbolic links form a circle"));
   fs::create_symlink("missing/x", folder / "c");
-  CHECK(contains(error(folder / "c"), "No such file or directory"));
+  CHECK_MESSAGE(contains(error(folder / "c"), "cannot follow the link " + (folder / "c") + " to " +
+                                                  (folder / "missing/x") +
+                                                  ": No such file or directory; check the path, "
+                                                  "and that the folder " +
+                                                  (folder / "missing") + " exists"),
+                error(folder / "c"));
   CHECK(folder.entries() == 4);  // pipe, a, b, c
 }
 
@@ -462,7 +467,7 @@ TEST_CASE("write_file_atomically leaves other hosts' unfinished files for a day"
   TemporaryFolder folder;
   const std::string young = folder / ".lockstep-00000000-0123456789abcdef.tmp",
                     old = folder / ".lockstep-00000000-0123456789abcde0.tmp",
-                    foreign = folder / ".lockstep-notes";
+                    foreign = folder / ".lockstep-notes.tmp";
   for (const std::string& path : {young, old, foreign}) put_file(path, "x");
   const timespec days_ago[2] = {{::time(nullptr) - 200'000, 0}, {::time(nullptr) - 200'000, 0}};
   ::utimensat(AT_FDCWD, old.c_str(), days_ago, 0);
