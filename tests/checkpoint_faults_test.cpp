@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 
 #include "checkpoint_program.h"
 #include "temporary_folder.h"
@@ -278,7 +279,7 @@ TEST_CASE("rank: saves without end" * doctest::skip()) {
 }
 
 TEST_CASE(
-    "save_checkpoint killed at any moment, by two jobs in one folder: what is there is whole") {
+    "save_checkpoint of two jobs as processes, killed at any moment: what is there is whole") {
   const TemporaryFolder folder;
   const std::string path = folder / "run";
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
@@ -374,6 +375,12 @@ TEST_CASE("save_checkpoint and load_checkpoint: an int thrown on one rank is an 
       }
     });
   };
+  std::mutex mutex;
+  std::vector<std::string> warnings;  // an int has no text to add to
+  set_warning_handler([&](const std::string& text) {
+    const std::lock_guard lock(mutex);
+    warnings.push_back(text);
+  });
   const Told saving =
       attempt(true, [&](Program& p, Thrower& t) { dist::save_checkpoint(path, with(p, t)); });
   CHECK(folder.entries() == 0);
@@ -384,6 +391,13 @@ TEST_CASE("save_checkpoint and load_checkpoint: an int thrown on one rank is an 
   });
   const Told loading =
       attempt(false, [&](Program& p, Thrower& t) { dist::load_checkpoint(path, with(p, t)); });
+  set_warning_handler({});
+  for (const std::string call : {"in save_checkpoint of ", "in load_checkpoint of "})
+    CHECK(std::any_of(warnings.begin(), warnings.end(), [&](const std::string& text) {
+      return text.find(call + path) != std::string::npos;
+    }));
+  CHECK(std::count(warnings.begin(), warnings.end(),
+                   "in part 'thrower': an exception of type int was thrown") == 1);
   for (const Told* all : {&saving, &loading}) {
     CHECK(all->text[1] == "an int");
     for (size_t r : {0, 2})

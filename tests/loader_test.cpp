@@ -684,7 +684,8 @@ TEST_CASE("Loader: a dataset whose size changes counts anew in each epoch") {
   CHECK(count(5) == 4);
 }
 
-TEST_CASE("Loader in a forked child: the parent's pass is an error, a pass of its own is not") {
+TEST_CASE(
+    "Loader after fork, as processes: the parent's pass is an error, a pass of its own is not") {
   data::Loader loader{numbers(40), {.batch_size = 4, .workers = 2}};
   auto pass = loader.epoch(0);
   auto it = pass.begin();
