@@ -39,7 +39,7 @@ class LossLog {
 
  private:
   void open(int64_t steps) {
-    std::error_code ignored;  // what cannot be seen is told by the open below
+    std::error_code ignored;  // the open below reports errors
     if (steps > 0 && std::filesystem::is_regular_file(path_, ignored))
       lockstep::write_file_atomically(path_, lines_until(steps));
     fd_ = lockstep::detail::above_standard(::open(

@@ -15,10 +15,11 @@
 
 namespace lockstep::data {
 
-/// This rank's samples of an epoch, in order: any function f(epoch). One with a member shard() tells
-/// by it among how many ranks the whole order is dealt one by one, and one that can also be called
-/// as f(epoch, done) deals what is left after the first `done` samples of the whole order. With both,
-/// as in DistributedSampler, a loader's state is valid at any other number of ranks.
+/// This rank's samples of an epoch, in order: any function f(epoch). If it has a member shard(), the
+/// whole order is divided among that many ranks in turns, and if it can also be called as
+/// f(epoch, done), that returns this rank's part of what follows the first `done` samples of the
+/// whole order. With both, as in DistributedSampler, a loader's state is valid at any other number
+/// of ranks.
 class Sampler {
  public:
   using Order = std::vector<int64_t>;
@@ -35,7 +36,7 @@ class Sampler {
 
   explicit operator bool() const { return order_ || rest_; }
   /// What is left for this rank after `done` samples of all ranks. Where f takes the epoch alone,
-  /// ValueError if they are not the same number on each rank, or more than f gives.
+  /// ValueError if that is not the same number on each rank, or more than f returns.
   LOCKSTEP_API Order operator()(int64_t epoch, int64_t done = 0) const;
   /// Of all ranks together where f has no shard().
   Shard shard() const { return shard_; }
@@ -108,8 +109,8 @@ class LOCKSTEP_API DistributedSampler {
   /// This rank's samples in the order of the epoch that was set; without set_epoch always the same,
   /// of which the second call warns once.
   std::vector<int64_t> indices();
-  /// The same for a given epoch, and of what is left when the first `done` samples of the whole order
-  /// are done, by any number of ranks: what makes it a Sampler.
+  /// The same for a given epoch, and of what follows the first `done` samples of the whole order,
+  /// which any number of ranks may have done. Makes it a Sampler.
   std::vector<int64_t> operator()(int64_t epoch, int64_t done = 0) const;
 
  private:

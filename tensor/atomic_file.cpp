@@ -1,4 +1,4 @@
-// write_file_atomically. The temporary file is locked (flock) while its writer lives, which is how
+// write_file_atomically. The temporary file is locked (flock) while its writer runs, which is how
 // other writers in the folder know whether to remove it. Everything goes through the descriptor of
 // the folder, so the names have no length but their own and renaming the folder does not matter.
 #include <dirent.h>
@@ -103,7 +103,7 @@ class Folder {
            errno == ENOTSUP;
   }
 
-  /// Removes temporary files whose writers are dead: those that nobody holds a lock on. On a network
+  /// Removes temporary files whose writers have ended: those that are not locked. On a network
   /// file system locks of other hosts may be invisible, so their files must be a day old as well.
   void remove_leftovers() const {
     const int list = ::openat(fd(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -143,7 +143,7 @@ class Temporary {
   /// `old` is the target's status, null if there is no such file.
   Temporary(const Folder& folder, const std::string& path, const std::optional<struct stat>& old)
       : folder_(folder), path_(path) {
-    // Until owner and group are set nobody else may read what may be private.
+    // Until owner and group are set no other user may read it.
     const mode_t mode = old ? old->st_mode & 0700 : 0666;
     while (!create(mode)) continue;
     if (old) keep_permissions(*old);

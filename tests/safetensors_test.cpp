@@ -1,4 +1,4 @@
-// safetensors: round trips, a file that Python's package wrote, and files that want to hurt.
+// safetensors: round trips, a file that Python's package wrote, and hostile files.
 #include <doctest/doctest.h>
 
 #include <cmath>
