@@ -13,6 +13,7 @@
 
 #include <lockstep/distributed/on_main.h>
 #include <lockstep/tensor/file.h>
+#include <lockstep/tensor/file_error.h>
 #include <lockstep/tensor/system_text.h>
 
 class LossLog {
@@ -38,10 +39,11 @@ class LossLog {
 
  private:
   void open(int64_t steps) {
-    if (steps > 0 && std::filesystem::is_regular_file(path_))
+    std::error_code ignored;  // the open below reports errors
+    if (steps > 0 && std::filesystem::is_regular_file(path_, ignored))
       lockstep::write_file_atomically(path_, lines_until(steps));
-    fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (steps ? 0 : O_TRUNC),
-                 0666);
+    fd_ = lockstep::detail::above_standard(::open(
+        path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (steps ? 0 : O_TRUNC), 0666));
     LOCKSTEP_CHECK(fd_ >= 0, lockstep::IoError, "LossLog: cannot write ", path_, ": ",
                    lockstep::system_text(errno), "; check the path and its permissions");
     out_ = std::make_unique<lockstep::FileWriter>(fd_, path_, "LossLog");

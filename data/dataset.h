@@ -90,7 +90,7 @@ template <Dataset D>
 using BatchOf = decltype(fetch(std::declval<const D&>(), {}, std::declval<const RandomSource&>()));
 
 /// A dataset with f applied to its batches, on the loader's workers: f(batch), or f(batch, indices,
-/// random) when it wants to know its samples. See random_shift.h for one.
+/// random) where it depends on the samples. random_shift.h has an example.
 template <Dataset D, class F>
 class Mapped {
  public:

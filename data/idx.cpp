@@ -33,6 +33,7 @@ class Source {
   Source(const Source&) = delete;
   Source& operator=(const Source&) = delete;
 
+  const std::string& path() const { return file_.path(); }
   template <class... Parts>
   [[noreturn]] void refuse(const Parts&... parts) const {
     fail<IoError>("read_idx: ", file_.path(), ": ", parts...);
@@ -165,7 +166,13 @@ std::vector<uint8_t> read_values(Source& source, const Header& header) {
   while (values.size() < header.bytes) {
     const size_t before = values.size();
     const uint64_t step = std::max<uint64_t>(before, uint64_t{1} << 20);
-    values.resize(before + static_cast<size_t>(std::min<uint64_t>(step, header.bytes - before)));
+    try {
+      values.resize(before + static_cast<size_t>(std::min<uint64_t>(step, header.bytes - before)));
+    } catch (const std::exception&) {
+      fail<OutOfMemory>("read_idx: ", source.path(), ": no memory for more than ", before, " of ",
+                        header.bytes, " bytes of values for shape ", header.shape,
+                        "; is this the right file?");
+    }
     const size_t n = source.read(values.data() + before, values.size() - before);
     if (before + n < values.size())
       source.refuse("expected ", header.bytes, " bytes of values for shape ", header.shape,

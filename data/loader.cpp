@@ -1,175 +1,65 @@
-// The type-erased part of Loader. Workers claim batch numbers in order and put results into a ring of
-// slots; the loop takes them out in order, so it does not depend on the workers' speed. The number
-// of slots bounds how many batches exist at once.
+// The type-erased part of Loader: the plan of a pass, and the pass itself, with its batches made by
+// the loop or by workers (ordered_workers.h).
 #include <lockstep/data/loader.h>
 
 #include <algorithm>
-#include <condition_variable>
-#include <mutex>
-#include <thread>
 #include <vector>
 
+#include <lockstep/data/ordered_workers.h>
 #include <lockstep/tensor/error_context.h>
 #include <lockstep/tensor/node.h>
-#include <lockstep/tensor/parallel.h>
-#include <lockstep/tensor/process.h>
 #include <lockstep/tensor/warning.h>
 
 namespace lockstep::data::detail {
 namespace {
 
-// Results of jobs 0 .. jobs-1, in order, computed by threads at most `ahead` jobs ahead of the
-// taker.
-class OrderedWorkers {
- public:
-  using Job = std::function<std::shared_ptr<void>(int64_t)>;
-
-  OrderedWorkers(int64_t jobs, int threads, int64_t ahead, Job job)
-      : jobs_(jobs), job_(std::move(job)), slots_(static_cast<size_t>(ahead)) {
-    try {
-      with_signals_blocked([&] {
-        for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
-      });
-    } catch (const std::exception& e) {
-      stop();
-      fail<Error>("Loader: cannot start worker thread ", threads_.size(), " of ", threads, ": ",
-                  e.what(), "; use fewer workers, or raise the limit with ulimit -u");
-    }
-  }
-  ~OrderedWorkers() { stop(); }
-  OrderedWorkers(const OrderedWorkers&) = delete;
-  OrderedWorkers& operator=(const OrderedWorkers&) = delete;
-
-  /// Leaves them as they are in a forked child, which has none of the threads.
-  struct End {
-    void operator()(OrderedWorkers* workers) const {
-      if (workers->origin_.is_here()) delete workers;
-    }
-  };
-
-  /// The result of the next job; rethrows its exception once every thread is gone.
-  std::shared_ptr<void> take() {
-    LOCKSTEP_CHECK(origin_.is_here(), Error,
-                   "Loader: its workers are threads of the parent of this process; a forked child "
-                   "cannot go on with the epoch, it must begin one of its own");
-    Slot result;
-    {
-      std::unique_lock lock(mutex_);
-      Slot& slot = slots_[static_cast<size_t>(taken_) % slots_.size()];
-      filled_.wait(lock, [&] { return slot.filled; });
-      result = std::exchange(slot, {});
-      ++taken_;
-    }
-    emptied_.notify_one();
-    if (result.error) {
-      stop();
-      std::rethrow_exception(result.error);
-    }
-    return std::move(result.batch);
-  }
-
- private:
-  struct Slot {
-    bool filled = false;
-    std::shared_ptr<void> batch;
-    std::exception_ptr error;
-  };
-
-  void work() {
-    const LibraryThread counted;
-    set_num_threads(1);  // the workers are the parallelism
-    NoGradGuard no_grad;
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      emptied_.wait(
-          lock, [&] { return closed_ || claimed_ - taken_ < static_cast<int64_t>(slots_.size()); });
-      if (closed_ || claimed_ == jobs_) return;
-      const int64_t mine = claimed_++;
-      lock.unlock();
-      Slot result{.filled = true, .batch = nullptr, .error = nullptr};
-      try {
-        result.batch = job_(mine);
-      } catch (...) {
-        result.error = std::current_exception();
-      }
-      lock.lock();
-      if (result.error) {  // jobs before it still arrive, in order; none after it is begun
-        closed_ = true;
-        emptied_.notify_all();
-      }
-      slots_[static_cast<size_t>(mine) % slots_.size()] = std::move(result);
-      filled_.notify_one();
-    }
-  }
-
-  void stop() {
-    {
-      std::lock_guard lock(mutex_);
-      closed_ = true;
-    }
-    emptied_.notify_all();
-    for (std::thread& t : threads_) t.join();
-    threads_.clear();
-  }
-
-  const Origin origin_;
-  const int64_t jobs_;
-  const Job job_;
-  std::mutex mutex_;
-  std::condition_variable filled_, emptied_;
-  std::vector<Slot> slots_;
-  int64_t claimed_ = 0, taken_ = 0;
-  bool closed_ = false;
-  std::vector<std::thread> threads_;
-};
-
-}  // namespace
-
-namespace {
-
-/// Where a pass starts in this rank's order of `size` samples (without a sampler, in everybody's).
-int64_t start_of(const LoaderOptions& options, int64_t samples, int64_t size, LoaderState state) {
-  if (!options.sampler || state.samples == 0) return state.samples;
-  const int ranks = options.sampler.ranks();
-  if (ranks > 1 && state.samples >= samples) return size;  // DistributedSampler repeats some
-  LOCKSTEP_CHECK(state.samples % ranks == 0, ValueError, "Loader: ", state.samples,
-                 " samples are done, which is not the same number on each of ", ranks,
-                 " ranks; keep batch_size * ranks, or resume at the next epoch");
-  return state.samples / ranks;
-}
-
-std::vector<int64_t> order_of(const LoaderOptions& options, int64_t samples,
-                              const RandomSource& random) {
-  if (!options.sampler) return epoch_order(samples, random, options.shuffle);
+/// What the sampler has left for this rank when a pass starts at `start`.
+std::vector<int64_t> sampled(const LoaderOptions& options, LoaderState start) {
   std::vector<int64_t> order;
   try {
-    order = options.sampler(random.epoch);
+    order = options.sampler(start.epoch, start.samples);
   } catch (...) {
     lockstep::detail::rethrow_with_context(
-        str_cat("in Loader: the sampler, for epoch ", random.epoch));
+        str_cat("in Loader: the sampler, for epoch ", start.epoch));
   }
   return order;
 }
 
-BatchPlan plan_of(const LoaderOptions& options, int64_t samples, int64_t size, LoaderState start) {
-  return {size, options.batch_size, options.drop_last, options.sampler ? Shard{} : options.shard,
-          start_of(options, samples, size, start)};
+/// Of a pass that starts at `start`. With a sampler, which has `left` samples for this rank, it cuts
+/// these alone, and positions count from start.samples.
+BatchPlan plan_of(const LoaderOptions& options, int64_t samples, int64_t left, LoaderState start) {
+  if (options.sampler)
+    return {start.samples + left, options.batch_size, options.drop_last, Shard{}, start.samples};
+  return {samples, options.batch_size, options.drop_last, options.shard, start.samples};
 }
 
 /// The plan of a pass that has not begun; warns of what it cannot do well.
 BatchPlan checked_plan(const LoaderOptions& options, int64_t samples, LoaderState start) {
   LOCKSTEP_CHECK(samples >= 0, ValueError, "Loader: the dataset's size() is ", samples);
-  const int64_t size =
-      options.sampler
-          ? static_cast<int64_t>(
-                order_of(options, samples, {.seed = options.seed, .epoch = start.epoch}).size())
-          : samples;
-  const BatchPlan plan = plan_of(options, samples, size, start);
-  if (plan.has_single() && options.shard.rank == 0)
-    warn(str_cat("Loader: ", size - start.samples, " samples for ", options.shard.size,
-                 " ranks leave some rank a batch of one, on which batch norm cannot train; use "
-                 "fewer ranks"));
+  const int64_t left = options.sampler ? static_cast<int64_t>(sampled(options, start).size())
+                                       : samples - start.samples;
+  const BatchPlan plan = plan_of(options, samples, left, start);
+  const Shard shard = options.sampler ? options.sampler.shard() : options.shard;
+  if (shard.rank > 0) return plan;
+  if (plan.has_single())
+    warn(
+        "Loader: ", left, " samples for ", shard.size,
+        " ranks leave some rank a batch of one, on which batch norm cannot train; use fewer ranks");
+  if (options.sampler && shard.size > 1 && options.batch_size > 1 && plan.batches() > 0 &&
+      plan.global(plan.batches() - 1).size() == 1)
+    warn("Loader: the sampler gives each of ", shard.size, " ranks ", left,
+         " samples, so batches of ", options.batch_size,
+         " end with a batch of one, on which batch norm cannot train; use shard in place of the "
+         "sampler, another batch_size, or drop_last");
   return plan;
+}
+
+std::string listed(std::span<const int64_t> indices) {
+  constexpr size_t kMost = 8;
+  std::string text;
+  for (size_t i = 0; i < indices.size() && i < kMost; ++i)
+    text += str_cat(i ? ", " : "", indices[i]);
+  return indices.size() > kMost ? str_cat(text, ", ... (", indices.size(), " of them)") : text;
 }
 
 }  // namespace
@@ -179,6 +69,7 @@ struct EpochRun::Body {
   RandomSource random;
   LoaderState start;
   std::vector<int64_t> order;
+  int64_t first = 0;  // the position that order begins at
   BatchPlan plan;
   std::shared_ptr<Position> position;
   MakeBatch make;
@@ -190,14 +81,14 @@ struct EpochRun::Body {
 
   std::shared_ptr<void> batch(int64_t i) const {
     const Range part = plan.local(i);
-    const auto indices =
-        std::span(order).subspan(static_cast<size_t>(part.begin), static_cast<size_t>(part.size()));
+    const auto indices = std::span(order).subspan(static_cast<size_t>(part.begin - first),
+                                                  static_cast<size_t>(part.size()));
     try {
       return make(indices, random);
     } catch (...) {
-      lockstep::detail::rethrow_with_context(
-          str_cat("in Loader: batch ", i, " of epoch ", random.epoch, ", samples ", indices[0],
-                  ", ... (", indices.size(), " of them), of ", dataset));
+      lockstep::detail::rethrow_with_context(str_cat("in Loader: batch ", i, " of epoch ",
+                                                     random.epoch, ", samples ", listed(indices),
+                                                     ", of ", dataset));
     }
   }
   void move_to(LoaderState state) {
@@ -214,7 +105,8 @@ EpochRun::EpochRun(const LoaderOptions& options, int64_t samples, int64_t epoch,
   LOCKSTEP_CHECK(start.epoch == epoch, ValueError, "Loader: resume() asked for epoch ", start.epoch,
                  " and epoch(", epoch, ") was called; start the loop over epochs at state.epoch");
   const RandomSource random{.seed = options.seed, .epoch = epoch};
-  std::vector<int64_t> order = order_of(options, samples, random);
+  std::vector<int64_t> order =
+      options.sampler ? sampled(options, start) : epoch_order(samples, random, options.shuffle);
   for (int64_t index : order)
     LOCKSTEP_CHECK(index >= 0 && index < samples, IndexError, "Loader: the sampler gave sample ",
                    index, " of ", samples);
@@ -223,6 +115,7 @@ EpochRun::EpochRun(const LoaderOptions& options, int64_t samples, int64_t epoch,
                                       .random = random,
                                       .start = start,
                                       .order = std::move(order),
+                                      .first = options.sampler ? start.samples : 0,
                                       .plan = plan,
                                       .position = std::move(position),
                                       .make = std::move(make),
@@ -241,8 +134,8 @@ void EpochRun::start() {
   if (b.options.workers > 0 && batches() > 0) {
     const int threads = static_cast<int>(std::min<int64_t>(b.options.workers, batches()));
     const int64_t ahead = std::min(int64_t{b.options.workers} * b.options.prefetch, batches());
-    b.workers.reset(new OrderedWorkers(batches(), threads, ahead,
-                                       [&b](int64_t i) { return b.batch(i); }));
+    b.workers.reset(
+        new OrderedWorkers(batches(), threads, ahead, [&b](int64_t i) { return b.batch(i); }));
   }
   b.pass = ++b.position->passes;
   b.position->state = b.start;
@@ -274,8 +167,10 @@ std::shared_ptr<void> EpochRun::next() {
     batch = b.batch(b.done);
   }
   b.failed = false;
-  const int ranks = b.options.sampler ? b.options.sampler.ranks() : 1;
-  b.move_to({.epoch = b.random.epoch, .samples = b.plan.global(b.done).end * ranks});
+  // With a sampler the plan is this rank's alone.
+  const int ranks = b.options.sampler ? b.options.sampler.shard().size : 1;
+  const int64_t handed_out = (b.plan.global(b.done).end - b.start.samples) * ranks;
+  b.move_to({.epoch = b.random.epoch, .samples = b.start.samples + handed_out});
   ++b.done;
   if (b.options.shard.size > 1 && is_grad_enabled()) ++batches_for_training;
   return batch;

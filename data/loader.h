@@ -29,17 +29,17 @@ struct LoaderOptions {
   int workers = 0;         // threads; 0 makes each batch in the loop itself
   int prefetch = 2;        // batches each worker may be ahead of the loop
   bool drop_last = false;  // leave out what does not fill a batch
-  uint64_t seed = 0;       // of the order and of augmentation; the same on every rank
+  uint64_t seed = 0;       // of the order and of augmentation, on every rank; not manual_seed's
   Shard shard = {};        // a group converts to it
   Sampler sampler = {};    // this rank's order, in place of shuffle and shard
 };
 
-/// Position in an epoch. Valid at another number of ranks or workers while batch_size * ranks stays
-/// the same; with a sampler that does not tell its shard (see Sampler), at the same number of ranks
-/// only.
+/// Position in an epoch. Valid at any other batch size and number of workers and ranks, of which
+/// there must not be more than samples left: these are divided anew. With a sampler that has no
+/// shard() (see Sampler), at the same number of ranks only.
 struct LoaderState {
   int64_t epoch = 0;
-  int64_t samples = 0;  // handed out in this epoch, over all ranks
+  int64_t samples = 0;  // handed out in this epoch, over all ranks; the first so many of the order
   bool operator==(const LoaderState&) const = default;
 };
 
@@ -49,7 +49,7 @@ namespace detail {
 using MakeBatch =
     std::function<std::shared_ptr<void>(std::span<const int64_t>, const RandomSource&)>;
 
-/// A loader's position, shared with its passes. The pass begun last moves it.
+/// A loader's position, shared with its passes. The pass that began last updates it.
 struct Position {
   LoaderState state = {};
   bool resuming = false;  // the next pass starts at `state`
@@ -95,8 +95,8 @@ LOCKSTEP_API uint64_t sharded_batches_for_training() noexcept;
 }  // namespace detail
 
 /// The batches of one epoch, for one loop. Leaving the loop early stops the workers. After an
-/// exception this pass is over; the loader stands before the batch that failed, and
-/// loader.resume(loader.state()) makes the next pass go on there.
+/// exception this pass is over; the loader's state is the position of the batch that failed, and
+/// loader.resume(loader.state()) makes the next pass start there.
 template <class Batch>
 class Epoch {
  public:
@@ -181,7 +181,7 @@ class Loader {
         options_, dataset_->size(), epoch, position_, std::move(make), typeid(D)));
   }
 
-  /// The position of the pass begun last, the batch in hand counted as done; after the last one, the
+  /// The position of the pass that began last, after the current batch; after the last batch, the
   /// start of the next epoch.
   LoaderState state() const { return position_->state; }
   /// Makes the next pass, which must be epoch(state.epoch), start after state.samples. ValueError, and

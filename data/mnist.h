@@ -17,7 +17,7 @@ namespace lockstep::data {
 enum class Split { train, test };
 
 struct MnistOptions {
-  bool raw = false;        // u8 pixels as they stand in the file
+  bool raw = false;        // u8 pixels, as in the file
   float mean = 0.1307f;    // of pixels / 255 over the training set; Fashion-MNIST has 0.2860
   float stddev = 0.3081f;  // Fashion-MNIST has 0.3530
   int shift = 0;  // augmentation: move each image by up to so many pixels (see random_shift.h)

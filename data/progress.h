@@ -21,7 +21,7 @@ struct ProgressOptions {
   bool enabled = true;        // false on ranks that are not the main one
   std::FILE* out = stderr;    // a bar if it is a terminal, lines if not
   double line_seconds = 5;    // in a log: at most one line in so many seconds, and one at the end
-  double samples_factor = 1;  // ranks, when step() is told of one rank's samples
+  double samples_factor = 1;  // the number of ranks, if step() gets one rank's samples
   int64_t initial = 0;        // steps of the whole that were done before, in a resumed run
 };
 

@@ -24,6 +24,20 @@ std::vector<int64_t> epoch_order(int64_t samples, const RandomSource& random, bo
   return order;
 }
 
+Sampler::Order Sampler::operator()(int64_t epoch, int64_t done) const {
+  if (rest_) return rest_(epoch, done);
+  Order order = order_(epoch);
+  LOCKSTEP_CHECK(done % shard_.size == 0, ValueError, "Sampler: ", done,
+                 " samples are done, which is not the same number on each of ", shard_.size,
+                 " ranks; keep batch_size * ranks, or resume at the next epoch");
+  const int64_t mine = done / shard_.size;
+  LOCKSTEP_CHECK(mine <= static_cast<int64_t>(order.size()), ValueError, "Sampler: ", mine,
+                 " samples are done, and it gives ", order.size(),
+                 "; was the state saved with another one?");
+  order.erase(order.begin(), order.begin() + mine);
+  return order;
+}
+
 BatchPlan::BatchPlan(int64_t samples, int64_t batch_size, bool drop_last, Shard shard,
                      int64_t start)
     : shard_(shard), batch_size_(batch_size), start_(start), end_(samples) {
@@ -75,8 +89,11 @@ DistributedSampler::DistributedSampler(int64_t samples, DistributedSamplerOption
   check_shard("DistributedSampler", options_.shard);
   LOCKSTEP_CHECK(samples >= 1, ValueError, "DistributedSampler: needs at least one sample, got ",
                  samples);
+}
+
+int64_t DistributedSampler::per_rank(int64_t samples) const {
   const int64_t ranks = options_.shard.size;
-  per_rank_ = options_.drop_last ? samples / ranks : (samples + ranks - 1) / ranks;
+  return samples / ranks + (!options_.drop_last && samples % ranks != 0 ? 1 : 0);
 }
 
 void DistributedSampler::set_epoch(int64_t epoch) {
@@ -94,13 +111,18 @@ std::vector<int64_t> DistributedSampler::indices() {
   return (*this)(epoch_);
 }
 
-std::vector<int64_t> DistributedSampler::operator()(int64_t epoch) const {
+std::vector<int64_t> DistributedSampler::operator()(int64_t epoch, int64_t done) const {
+  // More than there are may be done, by as many as some number of ranks repeats.
+  LOCKSTEP_CHECK(done >= 0 && done - samples_ < std::numeric_limits<int>::max(), ValueError,
+                 "DistributedSampler: cannot go on after ", done, " of ", samples_, " samples");
   const std::vector<int64_t> order =
       epoch_order(samples_, {.seed = options_.seed, .epoch = epoch}, options_.shuffle);
-  std::vector<int64_t> mine(static_cast<size_t>(per_rank_));
-  for (int64_t i = 0; i < per_rank_; ++i)
-    mine[static_cast<size_t>(i)] =
-        order[static_cast<size_t>((options_.shard.rank + i * options_.shard.size) % samples_)];
+  std::vector<int64_t> mine(static_cast<size_t>(per_rank(std::max<int64_t>(samples_ - done, 0))));
+  int64_t position = done + options_.shard.rank;
+  for (int64_t& index : mine) {
+    index = order[static_cast<size_t>(position % samples_)];
+    position += options_.shard.size;
+  }
   return mine;
 }
 

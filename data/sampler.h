@@ -15,9 +15,11 @@
 
 namespace lockstep::data {
 
-/// This rank's samples of an epoch, in order: any function of the epoch. One with a member shard(),
-/// as DistributedSampler has, tells by it among how many ranks the whole order is dealt one by one,
-/// which makes a loader's state valid at another number of ranks.
+/// This rank's samples of an epoch, in order: any function f(epoch). If it has a member shard(), the
+/// whole order is divided among that many ranks in turns, and if it can also be called as
+/// f(epoch, done), that returns this rank's part of what follows the first `done` samples of the
+/// whole order. With both, as in DistributedSampler, a loader's state is valid at any other number
+/// of ranks.
 class Sampler {
  public:
   using Order = std::vector<int64_t>;
@@ -25,17 +27,24 @@ class Sampler {
   Sampler() = default;
   template <class F>
   requires(!std::is_same_v<F, Sampler> && std::is_invocable_r_v<Order, F&, int64_t>) Sampler(F f) {
-    if constexpr (requires { f.shard().size; }) ranks_ = f.shard().size;
-    order_ = std::move(f);
+    if constexpr (requires { Shard(f.shard()); }) shard_ = f.shard();
+    if constexpr (std::is_invocable_r_v<Order, F&, int64_t, int64_t>)
+      rest_ = std::move(f);
+    else
+      order_ = std::move(f);
   }
 
-  explicit operator bool() const { return static_cast<bool>(order_); }
-  Order operator()(int64_t epoch) const { return order_(epoch); }
-  int ranks() const { return ranks_; }
+  explicit operator bool() const { return order_ || rest_; }
+  /// What is left for this rank after `done` samples of all ranks. Where f takes the epoch alone,
+  /// ValueError if that is not the same number on each rank, or more than f returns.
+  LOCKSTEP_API Order operator()(int64_t epoch, int64_t done = 0) const;
+  /// Of all ranks together where f has no shard().
+  Shard shard() const { return shard_; }
 
  private:
   std::function<Order(int64_t)> order_;
-  int ranks_ = 1;
+  std::function<Order(int64_t, int64_t)> rest_;  // one of the two
+  Shard shard_;
 };
 
 /// 0 .. samples-1, shuffled by (seed, epoch) or as they come. The same on every rank.
@@ -95,18 +104,20 @@ class LOCKSTEP_API DistributedSampler {
 
   Shard shard() const { return options_.shard; }
   /// Samples of one rank.
-  int64_t size() const { return per_rank_; }
+  int64_t size() const { return per_rank(samples_); }
   void set_epoch(int64_t epoch);
   /// This rank's samples in the order of the epoch that was set; without set_epoch always the same,
   /// of which the second call warns once.
   std::vector<int64_t> indices();
-  /// The same for a given epoch: what makes it a Sampler.
-  std::vector<int64_t> operator()(int64_t epoch) const;
+  /// The same for a given epoch, and of what follows the first `done` samples of the whole order,
+  /// which any number of ranks may have done. Makes it a Sampler.
+  std::vector<int64_t> operator()(int64_t epoch, int64_t done = 0) const;
 
  private:
+  int64_t per_rank(int64_t samples) const;
+
   int64_t samples_;
   DistributedSamplerOptions options_;
-  int64_t per_rank_;
   int64_t epoch_ = 0;
   int64_t passes_ = 0;
   bool epoch_was_set_ = false;

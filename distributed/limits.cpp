@@ -5,9 +5,9 @@
 #include <sys/resource.h>
 
 #include <cerrno>
-#include <cstring>
 
 #include <lockstep/tensor/error.h>
+#include <lockstep/tensor/system_text.h>
 
 namespace lockstep::dist {
 
@@ -26,7 +26,7 @@ std::string limited(int resource, const char* flag, const char* unit = "") {
 }  // namespace
 
 std::string error_text(int error) {
-  std::string text = std::strerror(error);
+  std::string text = system_text(error);
   if (error == EMFILE || error == ETOOMANYREFS) text += limited(RLIMIT_NOFILE, "-n");
   if (error == EFBIG) text += limited(RLIMIT_FSIZE, "-f", " bytes in a file");
   if (error == ENOMEM) text += limited(RLIMIT_AS, "-v", " bytes of address space");

@@ -124,7 +124,8 @@ void Optimizer::load_state_dict(const NamedTensors& state) {
   };
   const auto number_of = [&](const std::string& name, const Tensor& t) {
     if (t.numel() == 1 && !std::isnan(t.item<double>())) return t.item<double>();
-    misfits.wrong.push_back(str_cat(name, " (not one number)"));
+    const std::string found = t.numel() == 1 ? "nan" : str_cat(t.dtype(), " ", t.shape());
+    misfits.wrong.push_back(str_cat(name, " (must be one number, and is ", found, ")"));
     return 0.0;
   };
 

@@ -1,11 +1,13 @@
-// write_file_atomically. The temporary file is locked (flock) while its writer lives, which is how
+// write_file_atomically. The temporary file is locked (flock) while its writer runs, which is how
 // other writers in the folder know whether to remove it. Everything goes through the descriptor of
 // the folder, so the names have no length but their own and renaming the folder does not matter.
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -23,6 +25,8 @@ namespace {
 
 constexpr std::string_view kOp = "write_file_atomically";
 constexpr std::string_view kPrefix = ".lockstep-", kSuffix = ".tmp";
+constexpr size_t kHostTag = 8, kDigits = 16;
+constexpr size_t kNameSize = kPrefix.size() + kHostTag + 1 + kDigits + kSuffix.size();
 constexpr time_t kDay = 24 * 60 * 60;
 
 class Descriptor {
@@ -39,12 +43,12 @@ class Descriptor {
   int fd_;
 };
 
-/// Eight characters that differ between running kernels; containers of one host share them.
+/// kHostTag characters that differ between running kernels; containers of one host share them.
 const std::string& host_tag() {
   static const std::string tag = [] {
-    char text[8] = {'0', '0', '0', '0', '0', '0', '0', '0'};
+    char text[kHostTag];
     const Descriptor file(::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
-    if (::read(file.get(), text, sizeof text) != sizeof text) return std::string(8, '0');
+    if (::read(file.get(), text, sizeof text) != sizeof text) return std::string(kHostTag, '0');
     return std::string(text, sizeof text);
   }();
   return tag;
@@ -53,9 +57,16 @@ const std::string& host_tag() {
 std::string new_name() {
   uint64_t random = 0;
   while (::getrandom(&random, sizeof random, 0) != sizeof random) continue;
-  char digits[17];
+  char digits[kDigits + 1];
   std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(random));
   return str_cat(kPrefix, host_tag(), "-", digits, kSuffix);
+}
+
+/// Whether the folder of a link is one of /proc, where a link names an open descriptor.
+bool in_proc(const std::string& link) {
+  struct statfs system;
+  return ::statfs(detail::folder_of(link).c_str(), &system) == 0 &&
+         system.f_type == PROC_SUPER_MAGIC;
 }
 
 /// The path that writing to `path` would reach: symbolic links are followed, dangling ones too.
@@ -66,6 +77,9 @@ std::string resolved(const std::string& path) {
     const std::filesystem::path next = std::filesystem::read_symlink(target, no_link);
     if (no_link) return target;
     if (links == 40) detail::fail_file(kOp, "write", path, ELOOP);
+    // A rename would give the file to others under its name, and leave the descriptor the old one.
+    LOCKSTEP_CHECK(!in_proc(target), IoError, kOp, ": cannot write ", path, ": ", target,
+                   " stands for an open file; give the name of the file itself");
     target = (std::filesystem::path(target).parent_path() / next).string();
   }
 }
@@ -75,7 +89,10 @@ class Folder {
  public:
   explicit Folder(const std::string& target, const std::string& path)
       : fd_(open(detail::folder_of(target))) {
-    if (fd_.get() < 0) detail::fail_file(kOp, "open the folder of", path, errno);
+    if (fd_.get() >= 0) return;
+    const int error = errno;
+    if (target == path) detail::fail_file(kOp, "open the folder of", path, error);
+    detail::fail_file(kOp, str_cat("follow the link ", path, " to"), target, error);
   }
   int fd() const { return fd_.get(); }
 
@@ -86,7 +103,7 @@ class Folder {
            errno == ENOTSUP;
   }
 
-  /// Removes temporary files whose writers are dead: those that nobody holds a lock on. On a network
+  /// Removes temporary files whose writers have ended: those that are not locked. On a network
   /// file system locks of other hosts may be invisible, so their files must be a day old as well.
   void remove_leftovers() const {
     const int list = ::openat(fd(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -98,7 +115,8 @@ class Folder {
     }
     while (const dirent* entry = ::readdir(names.get())) {
       const std::string_view name = entry->d_name;
-      if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) continue;
+      if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix) || name.size() != kNameSize)
+        continue;
       const Descriptor file(
           ::openat(fd(), entry->d_name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
       struct stat status;
@@ -111,9 +129,10 @@ class Folder {
 
  private:
   static int open(const std::string& name) {
-    const int fd = ::open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = ::open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     // A folder may be writable and not readable.
-    return fd < 0 && errno == EACCES ? ::open(name.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC) : fd;
+    if (fd < 0 && errno == EACCES) fd = ::open(name.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
+    return detail::above_standard(fd);
   }
   Descriptor fd_;
 };
@@ -124,7 +143,7 @@ class Temporary {
   /// `old` is the target's status, null if there is no such file.
   Temporary(const Folder& folder, const std::string& path, const std::optional<struct stat>& old)
       : folder_(folder), path_(path) {
-    // Until owner and group are set nobody else may read what may be private.
+    // Until owner and group are set no other user may read it.
     const mode_t mode = old ? old->st_mode & 0700 : 0666;
     while (!create(mode)) continue;
     if (old) keep_permissions(*old);
@@ -155,10 +174,16 @@ class Temporary {
   /// False if the file was taken for a leftover before it was locked.
   bool create(mode_t mode) {
     name_ = new_name();
-    fd_ = ::openat(folder_.fd(), name_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-                   mode | 0600);
-    if (fd_ < 0 && errno == EEXIST) return false;
-    if (fd_ < 0) detail::fail_file(kOp, "create", path_, errno);
+    const int fd = ::openat(folder_.fd(), name_.c_str(),
+                            O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode | 0600);
+    if (fd < 0 && errno == EEXIST) return false;
+    if (fd < 0) detail::fail_file(kOp, "create", path_, errno);
+    fd_ = detail::above_standard(fd);
+    if (fd_ < 0) {
+      const int error = errno;
+      ::unlinkat(folder_.fd(), name_.c_str(), 0);
+      detail::fail_file(kOp, "create", path_, error);
+    }
     struct stat status {};
     const bool taken = ::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     if (!taken && (::fstat(fd_, &status) != 0 || status.st_nlink > 0)) return true;

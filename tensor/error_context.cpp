@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include <lockstep/tensor/error.h>
+#include <lockstep/tensor/warning.h>
 
 namespace lockstep::detail {
 namespace {
@@ -34,6 +35,11 @@ void rethrow_with_context(std::string_view where) {
     rethrow_if_any<std::runtime_error, std::range_error, std::overflow_error, std::underflow_error,
                    std::logic_error, std::domain_error, std::invalid_argument, std::length_error,
                    std::out_of_range>(e, where);
+    warn(where, ": an exception of type ", type_name(typeid(e)), " was thrown: ", e.what());
+    throw;
+  } catch (...) {
+    const std::type_info* type = abi::__cxa_current_exception_type();
+    warn(where, ": an exception of type ", type ? type_name(*type) : "unknown", " was thrown");
     throw;
   }
 }

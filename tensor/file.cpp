@@ -83,6 +83,15 @@ void fail_file(std::string_view op, std::string_view what, const std::string& pa
                 hint(error, path));
 }
 
+int above_standard(int fd) {
+  if (fd < 0 || fd > 2) return fd;
+  const int other = ::fcntl(fd, F_DUPFD_CLOEXEC, 3);
+  const int error = errno;
+  ::close(fd);
+  errno = error;
+  return other;
+}
+
 void check_path(std::string_view op, const std::string& path) {
   LOCKSTEP_CHECK(!path.empty(), IoError, op, ": the path is empty; give the name of a file");
   LOCKSTEP_CHECK(path.find('\0') == std::string::npos, IoError, op,
@@ -164,7 +173,7 @@ FileReader::FileReader(std::string op, std::string path)
     : op_(std::move(op)), path_(std::move(path)) {
   detail::check_path(op_, path_);
   // O_NONBLOCK: a pipe without a writer must not hang the open.
-  fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  fd_ = detail::above_standard(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd_ < 0) fail_file(op_, "open", path_, errno);
   struct stat status;
   const bool known = ::fstat(fd_, &status) == 0;

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include <lockstep/tensor/error_context.h>
 #include <lockstep/tensor/file.h>
 #include <lockstep/tensor/safetensors_header.h>
 
@@ -71,7 +72,14 @@ void load_entry(const FileReader& file, uint64_t data, const TensorEntry& entry,
                              Shape::kMaxDims, " are read")});
     return;
   }
-  Tensor tensor = empty(checked_shape(file, entry, format->dtype), {.dtype = format->dtype});
+  const Shape shape = checked_shape(file, entry, format->dtype);
+  Tensor tensor;
+  try {
+    tensor = empty(shape, {.dtype = format->dtype});
+  } catch (...) {
+    detail::rethrow_with_context(
+        str_cat("in load_safetensors of ", file.path(), ", tensor ", quoted_name(entry.name)));
+  }
   const size_t bytes = entry.bytes();
   if (bytes > 0) file.read(data + entry.offsets[0], tensor.data_ptr(), bytes);
   if (format->dtype == DType::boolean) {
@@ -133,23 +141,26 @@ NamedTensors without_tied(const NamedTensors& tensors, Metadata& metadata) {
   return kept;
 }
 
+std::string to_json(const nlohmann::json& value) {
+  try {
+    return value.dump();
+  } catch (const nlohmann::json::exception&) {
+    fail<ValueError>("save_safetensors: names and metadata must be UTF-8, and one of them is not");
+  }
+}
+
 std::string make_header(const NamedTensors& tensors, const Metadata& metadata) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  header["__metadata__"] = metadata;
+  std::string text = str_cat("{\"__metadata__\":", to_json(metadata));
   uint64_t end = 0;
   for (const auto& [name, tensor] : tensors) {
     const uint64_t begin = end;
     end += static_cast<uint64_t>(tensor.numel()) * size_of(tensor.dtype());
-    header[name] = {{"dtype", format_of(tensor.dtype())},
-                    {"shape", std::vector<int64_t>(tensor.shape().begin(), tensor.shape().end())},
-                    {"data_offsets", {begin, end}}};
+    text +=
+        str_cat(",", to_json(name), ":{\"dtype\":\"", format_of(tensor.dtype()),
+                "\",\"shape\":", to_json(std::vector(tensor.shape().begin(), tensor.shape().end())),
+                ",\"data_offsets\":[", begin, ",", end, "]}");
   }
-  std::string text;
-  try {
-    text = header.dump();
-  } catch (const nlohmann::json::exception&) {
-    fail<ValueError>("save_safetensors: names and metadata must be UTF-8, and one of them is not");
-  }
+  text += '}';
   const size_t start = sizeof(uint64_t) + text.size();
   text.append((kAlignment - start % kAlignment) % kAlignment, ' ');
   LOCKSTEP_CHECK(text.size() <= detail::kSafetensorsHeaderLimit, ValueError,

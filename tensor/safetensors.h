@@ -1,6 +1,6 @@
 // safetensors: named tensors in one file, as Hugging Face defined it: 8 bytes of header length, a
-// JSON header (name -> dtype, shape, place), then the bytes. No code runs on loading, and a file
-// from a stranger can do no more than fail. Reads what Python's safetensors writes, and the other
+// JSON header (name -> dtype, shape, place), then the bytes. No code runs on loading, and a
+// malicious file can only cause an error. Reads what Python's safetensors writes, and the other
 // way round.
 //
 //   save_safetensors("net.safetensors", {{"fc1.weight", w}, {"fc1.bias", b}});

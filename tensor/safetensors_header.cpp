@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <unordered_set>
@@ -13,9 +14,11 @@ namespace lockstep::detail {
 
 std::string quoted_name(std::string_view name) {
   std::string text = "'";
-  for (char c : name.substr(0, 80))
+  size_t end = std::min<size_t>(name.size(), 80);
+  while (end > 0 && end < name.size() && (name[end] & 0xC0) == 0x80) --end;  // whole characters
+  for (char c : name.substr(0, end))
     text += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  return text + (name.size() > 80 ? "...'" : "'");
+  return text + (end < name.size() ? "...'" : "'");
 }
 
 void refuse_safetensors(const FileReader& file, std::string_view what) {
@@ -71,10 +74,11 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool key(std::string& key) override {
-    if (key.size() > kLongestTensorName) refuse("the header has a name of ", key.size(), " bytes");
-    if (key.find('\0') != std::string::npos)
-      refuse("the header has a name with a NUL byte: ", quoted_name(key));
     if (depth_ == 1) {
+      if (key.size() > kLongestTensorName)
+        refuse("the header has a name of ", key.size(), " bytes");
+      if (key.find('\0') != std::string::npos)
+        refuse("the header has a name with a NUL byte: ", quoted_name(key));
       if (!names_.insert(key).second)
         refuse("the name ", quoted_name(key), " occurs twice in the header");
       name_ = key;
@@ -145,26 +149,42 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   std::vector<uint64_t>* numbers_ = nullptr;
 };
 
-// What else is often given in place of a safetensors file, by its first bytes.
+// What else is often given in place of a safetensors file, by its first bytes. `python` turns it
+// into the tensors to save; null where there is no single call.
 struct Foreign {
   std::string_view begin, what;
+  const char* python = nullptr;
+  const char* module = nullptr;  // of safetensors, whose save_file takes them
 };
-constexpr std::string_view kConvert =
-    "; convert it in Python: save_file({k: v.clone().contiguous() for k, v in "
-    "torch.load(\"net.pt\", "
-    "weights_only=True).items()}, \"net.safetensors\"), with save_file from safetensors.torch";
+constexpr const char *kFromTorch =
+                         "{k: v.clone().contiguous() for k, v in torch.load(FILE, "
+                         "weights_only=True).items()}",
+                     *kFromArchive = "dict(numpy.load(FILE))";
 constexpr Foreign kForeign[] = {
-    {"PK\3\4", "it is a zip archive, as torch.save writes (.pt, .pth) and numpy.savez (.npz)"},
-    {"\x80", "it is a Python pickle, as older versions of torch.save write"},
-    {"\x93NUMPY", "it is a NumPy array (.npy)"},
-    {"\x89HDF", "it is an HDF5 file"},
-    {"GGUF", "it is a GGUF file"},
-};
-constexpr Foreign kTexts[] = {
+    {"PK\3\4", "it is a zip archive, as torch.save writes (.pt, .pth)", kFromTorch, "torch"},
+    {"\x80", "it is a Python pickle, as older versions of torch.save write", kFromTorch, "torch"},
+    {"\x93NUMPY", "it is a NumPy array (.npy)", "{\"array\": numpy.load(FILE)}", "numpy"},
+    {"\x89HDF", "it is an HDF5 file; convert it with the library that wrote it"},
+    {"GGUF", "it is a GGUF file; convert it with the library that wrote it"},
     {"version https://git-lfs", "it is a pointer of Git LFS, not the file: run git lfs pull"},
     {"<", "it is a web page: the download failed; get the file itself"},
     {"{", "it is JSON; if it is the index of a model in several files, load those that it names"},
 };
+constexpr Foreign kArchive{"PK\3\4", "it is an archive of NumPy arrays (.npz)", kFromArchive,
+                           "numpy"};
+
+[[noreturn]] void fail_foreign(const FileReader& file, const Foreign& foreign) {
+  std::string hint;
+  if (foreign.python) {
+    const std::string& path = file.path();
+    std::string tensors = foreign.python;
+    tensors.replace(tensors.find("FILE"), 4, str_cat('"', path, '"'));
+    hint = str_cat("; convert it in Python: save_file(", tensors, ", \"",
+                   std::filesystem::path(path).replace_extension(".safetensors").string(),
+                   "\"), with save_file from safetensors.", foreign.module);
+  }
+  fail<IoError>("load_safetensors: ", file.path(), ": ", foreign.what, hint);
+}
 
 /// IoError that names the format if the first bytes are a known one's.
 void refuse_foreign(const FileReader& file) {
@@ -173,13 +193,9 @@ void refuse_foreign(const FileReader& file) {
   file.read(0, bytes, begin.size());
   // The length of a header that was cut off may begin with any byte; its upper four are 0.
   const bool is_length = begin.size() < 8 || begin.substr(4, 4) == std::string_view("\0\0\0\0", 4);
-  const auto begins = [&](const Foreign& f) {
-    return begin.starts_with(f.begin) && (f.begin.size() >= 4 || !is_length);
-  };
   for (const Foreign& f : kForeign)
-    if (begins(f)) fail<IoError>("load_safetensors: ", file.path(), ": ", f.what, kConvert);
-  for (const Foreign& f : kTexts)
-    if (begins(f)) fail<IoError>("load_safetensors: ", file.path(), ": ", f.what);
+    if (begin.starts_with(f.begin) && (f.begin.size() >= 4 || !is_length))
+      fail_foreign(file, f.begin == kArchive.begin && file.path().ends_with(".npz") ? kArchive : f);
 }
 
 /// The JSON, without its padding.

@@ -1,11 +1,13 @@
 // Checkpoints that go wrong: a file that is damaged, foreign or does not fit changes nothing on any
-// rank, and a failed write spoils nothing.
+// rank, and a failed write leaves the old file.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 
 #include "checkpoint_program.h"
 #include "temporary_folder.h"
@@ -262,6 +264,80 @@ TEST_CASE(
   }
 }
 
+// ---- kills, and several savers ----
+
+TEST_CASE("rank: saves without end" * doctest::skip()) {
+  ::alarm(60);
+  const std::string path = std::getenv("RUN");
+  int64_t number = 0;
+  Tensor t = zeros({50'000});
+  const dist::Checkpoint run{dist::Group(), {{"number", number}, {"t", t}}};
+  for (;; ++number) {
+    t.fill_(static_cast<double>(number % 1000));
+    dist::save_checkpoint(path, run);
+  }
+}
+
+TEST_CASE(
+    "save_checkpoint of two jobs as processes, killed at any moment: what is there is whole") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "run";
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  const int output = ranks::new_file();
+  int64_t number = -1;
+  Tensor t = zeros({50'000});
+  const dist::Checkpoint run{dist::Group(), {{"number", number}, {"t", t}}};
+  const auto check = [&] {
+    REQUIRE(dist::load_checkpoint(path, run));
+    REQUIRE(t.to_vector<float>() == std::vector<float>(50'000, static_cast<float>(number % 1000)));
+  };
+  for (int i = 0; i < 5; ++i) {
+    std::vector<pid_t> jobs;
+    for (int job = 0; job < 2; ++job)
+      jobs.push_back(ranks::start({self, "--test-case=rank: saves without end", "--no-skip"},
+                                  output, {{"RUN", path}}));
+    const double deadline = ranks::now() + 20 * ranks::kPatience;
+    while (!std::filesystem::exists(path) && ranks::now() < deadline) ::usleep(1000);
+    for (int k = 0; k < 5; ++k) check();
+    ::usleep(static_cast<useconds_t>(3000 * i));
+    for (const pid_t job : jobs) ::kill(job, SIGKILL);
+    for (const pid_t job : jobs) CHECK(ranks::wait_for(job, deadline).signal == SIGKILL);
+    check();
+    CHECK(folder.entries() <= 3);  // two that were not finished
+    dist::save_checkpoint(path, run);
+    CHECK(folder.entries() == 1);
+    std::filesystem::remove(path);
+  }
+  ::close(output);
+}
+
+TEST_CASE("Module::save and save_checkpoint on all ranks at the same time") {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "store");
+  std::filesystem::create_directory_symlink("store", folder / "link");
+  std::vector<std::vector<float>> weights(4);
+  on_ranks(4, [&](dist::Group group) {
+    const auto r = static_cast<size_t>(group.rank());
+    Program program(group, "sgd", 3);
+    Net own = Program::made(r);
+    weights[r] = own.a.weight.to_vector<float>();
+    for (int i = 0; i < 5; ++i) {
+      own.save(folder / "link/net");
+      dist::save_checkpoint(folder / "link/run", program.checkpoint());
+    }
+  });
+  Net net;
+  net.load(folder / "store/net");
+  CHECK(std::count(weights.begin(), weights.end(), net.a.weight.to_vector<float>()) == 1);
+  CHECK_NOTHROW(on_ranks(4, [&](dist::Group group) {
+    Program program(group, "sgd", 4);
+    require(dist::load_checkpoint(folder / "store/run", program.checkpoint()), "it is there");
+  }));
+  CHECK(std::distance(std::filesystem::directory_iterator(folder / "store"),
+                      std::filesystem::directory_iterator()) == 2);
+  CHECK(std::filesystem::is_symlink(folder / "link"));
+}
+
 // ---- code of the program that throws ----
 
 namespace {
@@ -299,6 +375,12 @@ TEST_CASE("save_checkpoint and load_checkpoint: an int thrown on one rank is an 
       }
     });
   };
+  std::mutex mutex;
+  std::vector<std::string> warnings;  // an int has no text to add to
+  set_warning_handler([&](const std::string& text) {
+    const std::lock_guard lock(mutex);
+    warnings.push_back(text);
+  });
   const Told saving =
       attempt(true, [&](Program& p, Thrower& t) { dist::save_checkpoint(path, with(p, t)); });
   CHECK(folder.entries() == 0);
@@ -309,6 +391,13 @@ TEST_CASE("save_checkpoint and load_checkpoint: an int thrown on one rank is an 
   });
   const Told loading =
       attempt(false, [&](Program& p, Thrower& t) { dist::load_checkpoint(path, with(p, t)); });
+  set_warning_handler({});
+  for (const std::string call : {"in save_checkpoint of ", "in load_checkpoint of "})
+    CHECK(std::any_of(warnings.begin(), warnings.end(), [&](const std::string& text) {
+      return text.find(call + path) != std::string::npos;
+    }));
+  CHECK(std::count(warnings.begin(), warnings.end(),
+                   "in part 'thrower': an exception of type int was thrown") == 1);
   for (const Told* all : {&saving, &loading}) {
     CHECK(all->text[1] == "an int");
     for (size_t r : {0, 2})
@@ -360,7 +449,7 @@ TEST_CASE("save_checkpoint: names of parts with any characters come back, or are
   const auto run = [&](const std::string& name) {
     return dist::Checkpoint{dist::Group(), {{name, number}}};
   };
-  for (const std::string name : {"a/b", "../x", " ", "\"\\\n\t", "\xC3\xA4", "rank", "tied:x"}) {
+  for (const std::string name : {"a/b", "/x", " ", "\"\\\n\t", "\xC3\xA4", "rank", "tied:x"}) {
     number = 7;
     dist::save_checkpoint(folder / "run", run(name));
     number = 0;

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <cstring>
 #include <mutex>
 #include <set>
 
@@ -194,6 +195,44 @@ TEST_CASE("load_checkpoint: numbers and tensors of the program come back as they
   CHECK(shared.to_vector<double>()[0] == 1e-300);
   CHECK(std::signbit(t.to_vector<double>()[1]));
   CHECK(first_difference(bits(run), expected) == "");
+}
+
+TEST_CASE("load_checkpoint gives every rank tensors of every dtype and form, to the last bit") {
+  const TemporaryFolder folder;
+  struct Everything {
+    NamedTensors state;
+    NamedTensors state_dict() const { return state; }
+    void load_state_dict(const NamedTensors& given) { state = given; }
+  };
+  const auto made = [] {
+    NamedTensors all;
+    for (DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i64, DType::i32,
+                        DType::u8, DType::boolean})
+      for (const Shape& shape : {Shape{}, Shape{0}, Shape{3, 0, 2}, Shape{2, 3}})
+        all.emplace_back(str_cat(dtype, shape), ones(shape, {.dtype = dtype}));
+    all.emplace_back("i64", tensor<int64_t>({INT64_MIN, INT64_MAX, (int64_t{1} << 53) + 1}));
+    all.emplace_back("f64", tensor<double>({1.0 / 3, -0.0, 5e-324, INFINITY}));
+    all.emplace_back("strided", arange(0, 6).view({2, 3}).t());
+    return all;
+  };
+  on_ranks(3, [&](dist::Group group) {
+    Everything program{group.is_main() ? made() : NamedTensors()};
+    dist::save_checkpoint(folder / "run", {group, {{"all", program}}});
+    program.state.clear();
+    require(dist::load_checkpoint(folder / "run", {group, {{"all", program}}}), "it is there");
+    const NamedTensors expected = made();
+    require(program.state.size() == expected.size(), "all are there");
+    std::map<std::string, Tensor> found(program.state.begin(), program.state.end());
+    for (const auto& [name, t] : expected) {
+      const Tensor& there = found.at(name);
+      require(there.dtype() == t.dtype() && there.shape() == t.shape(), name);
+      const Tensor dense = t.contiguous();
+      require(
+          t.numel() == 0 || std::memcmp(there.contiguous().data_ptr(), dense.data_ptr(),
+                                        static_cast<size_t>(t.numel()) * size_of(t.dtype())) == 0,
+          name);
+    }
+  });
 }
 
 // ---- what each rank has for itself ----

@@ -2,15 +2,19 @@
 // links, permissions and leftovers; errors that name the cause.
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <functional>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include <lockstep/tensor/file.h>
@@ -219,7 +223,12 @@ TEST_CASE("write_file_atomically where no file can be") {
   fs::create_symlink("a", folder / "b");
   CHECK(contains(error(folder / "a"), "symbolic links form a circle"));
   fs::create_symlink("missing/x", folder / "c");
-  CHECK(contains(error(folder / "c"), "No such file or directory"));
+  CHECK_MESSAGE(contains(error(folder / "c"), "cannot follow the link " + (folder / "c") + " to " +
+                                                  (folder / "missing/x") +
+                                                  ": No such file or directory; check the path, "
+                                                  "and that the folder " +
+                                                  (folder / "missing") + " exists"),
+                error(folder / "c"));
   CHECK(folder.entries() == 4);  // pipe, a, b, c
 }
 
@@ -255,6 +264,96 @@ TEST_CASE("write_file_atomically writes through symbolic links") {
   CHECK(fs::is_symlink(folder / "next"));
   CHECK(get_file(folder / "store/run8") == "4");
   CHECK(folder.entries() == 3);
+}
+
+TEST_CASE("write_file_atomically in a folder behind a link, and in one that cannot be listed") {
+  TemporaryFolder folder;
+  fs::create_directories(folder / "store/deep");
+  fs::create_symlink("store/deep", folder / "runs");
+  write_file_atomically(folder / "runs/a", "1");
+  write_file_atomically(folder / "runs/a", "2");
+  CHECK(get_file(folder / "store/deep/a") == "2");
+  CHECK(fs::is_symlink(folder / "runs"));
+  CHECK(folder.entries() == 2);
+
+  if (::geteuid() != 0) return;
+  fs::permissions(folder.path(), fs::perms(0777));
+  fs::create_directory(folder / "drop");
+  fs::create_directory(folder / "closed");
+  put_file(folder / "closed/a", "old");
+  REQUIRE(::chmod((folder / "drop").c_str(), 0733) == 0);
+  REQUIRE(::chmod((folder / "closed").c_str(), 0755) == 0);
+  REQUIRE(::chmod((folder / "closed/a").c_str(), 0666) == 0);
+  REQUIRE(::seteuid(65534) == 0);
+  write_file_atomically(folder / "drop/a", "x");
+  const std::string text =
+      error_of<IoError>([&] { write_file_atomically(folder / "closed/a", "new"); });
+  REQUIRE(::seteuid(0) == 0);
+  CHECK(get_file(folder / "drop/a") == "x");
+  CHECK_MESSAGE(
+      contains(text, "Permission denied; check the permissions of the file and its folder"), text);
+  CHECK(get_file(folder / "closed/a") == "old");
+}
+
+TEST_CASE("write_file_atomically replaces no open file by its descriptor's name") {
+  TemporaryFolder folder;
+  const int fd = ::open((folder / "log").c_str(), O_WRONLY | O_CREAT, 0666);
+  fs::create_symlink("/dev/fd/" + std::to_string(fd), folder / "link");
+  for (const std::string& path :
+       {"/dev/fd/" + std::to_string(fd), "/proc/self/fd/" + std::to_string(fd), folder / "link"}) {
+    const std::string text = error_of<IoError>([&] { write_file_atomically(path, "x"); });
+    CHECK_MESSAGE(contains(text, "stands for an open file"), text);
+  }
+  ::close(fd);
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  CHECK(contains(
+      error_of<IoError>([&] { write_file_atomically("/dev/fd/" + std::to_string(ends[1]), "x"); }),
+      "not a regular file"));
+  ::close(ends[0]);
+  ::close(ends[1]);
+  CHECK(folder.entries() == 2);
+  CHECK(get_file(folder / "log").empty());
+}
+
+TEST_CASE("write_file_atomically and FileReader keep clear of closed standard descriptors") {
+  TemporaryFolder folder;
+  write_file_atomically(folder / "b", "bbb");
+  Child child([&] {
+    for (int fd : {0, 1, 2}) ::close(fd);
+    write_file_atomically(folder / "a", [&](FileWriter& out) {
+      const FileReader reader("test", folder / "b");
+      for (int fd : {0, 1, 2})
+        if (::write(fd, "printed", 7) >= 0 || ::fcntl(fd, F_GETFD) >= 0) ::_exit(2);
+      char text[3];
+      reader.read(0, text, 3);
+      out.write(text, 3);
+    });
+  });
+  CHECK(child.wait());
+  CHECK(get_file(folder / "a") == "bbb");
+  CHECK(folder.entries() == 2);
+}
+
+TEST_CASE("write_file_atomically on a full disk says so and leaves nothing") {
+  TemporaryFolder folder;
+  Child child([&] {
+    // a file system of 64 KiB, which this process alone sees
+    if (::unshare(CLONE_NEWNS) != 0 ||
+        ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("none", folder.path().c_str(), "tmpfs", 0, "size=64k") != 0)
+      ::_exit(0);  // needs root
+    const std::string path = folder / "a";
+    write_file_atomically(path, "old");
+    const std::string text =
+        error_of<IoError>([&] { write_file_atomically(path, std::string(200'000, 'x')); });
+    const bool right =
+        contains(text, "No space left on device; the disk is full: free some space") &&
+        get_file(path) == "old" && folder.entries() == 1;
+    write_file_atomically(path, std::string(30'000, 'y'));
+    ::_exit(right && get_file(path) == std::string(30'000, 'y') ? 0 : 2);
+  });
+  CHECK(child.wait());
 }
 
 TEST_CASE("write_file_atomically keeps permissions; a new file follows the umask") {
@@ -342,11 +441,33 @@ TEST_CASE("write_file_atomically removes what a killed save left, and no live sa
   CHECK(folder.entries() == 2);
 }
 
+TEST_CASE(
+    "write_file_atomically killed at any moment leaves a whole file, and one file in the end") {
+  TemporaryFolder folder;
+  const std::string path = folder / "a";
+  const auto text = [](char c) { return std::string(300'000 + c, c); };
+  write_file_atomically(path, text('a'));
+  for (int i = 0; i < 12; ++i) {
+    Child saver([&] {
+      for (char c = 'b';; c = c == 'z' ? 'b' : static_cast<char>(c + 1))
+        write_file_atomically(path, text(c));
+    });
+    ::usleep(static_cast<useconds_t>(1000 + 1700 * i));
+    saver.kill();
+    const std::string now = get_file(path);
+    REQUIRE(!now.empty());
+    REQUIRE(now == text(now[0]));
+    CHECK(folder.entries() <= 2);
+  }
+  write_file_atomically(path, "x");
+  CHECK(folder.entries() == 1);
+}
+
 TEST_CASE("write_file_atomically leaves other hosts' unfinished files for a day") {
   TemporaryFolder folder;
   const std::string young = folder / ".lockstep-00000000-0123456789abcdef.tmp",
                     old = folder / ".lockstep-00000000-0123456789abcde0.tmp",
-                    foreign = folder / ".lockstep-notes";
+                    foreign = folder / ".lockstep-notes.tmp";
   for (const std::string& path : {young, old, foreign}) put_file(path, "x");
   const timespec days_ago[2] = {{::time(nullptr) - 200'000, 0}, {::time(nullptr) - 200'000, 0}};
   ::utimensat(AT_FDCWD, old.c_str(), days_ago, 0);
@@ -371,6 +492,25 @@ TEST_CASE("write_file_atomically by several processes: a reader sees one save, w
     REQUIRE(text == std::string(text[0] == 'a' ? 50'000 : 50'000 + text[0], text[0]));
   }
   for (auto& saver : savers) CHECK(saver->wait());
+  CHECK(folder.entries() == 1);
+}
+
+TEST_CASE("write_file_atomically by several threads: each save is whole, and nothing is left") {
+  TemporaryFolder folder;
+  const std::string path = folder / "a";
+  write_file_atomically(path, std::string(50'000, 'a'));
+  std::vector<std::thread> savers;
+  std::atomic<int> done{0};
+  for (char c : {'b', 'c', 'd'})
+    savers.emplace_back([&, c] {
+      for (int i = 0; i < 30; ++i) write_file_atomically(path, std::string(50'000 + c, c));
+      ++done;
+    });
+  do {
+    const std::string text = read_file(path);
+    CHECK(text == std::string(text[0] == 'a' ? 50'000 : 50'000 + text[0], text[0]));
+  } while (done < 3);
+  for (std::thread& saver : savers) saver.join();
   CHECK(folder.entries() == 1);
 }
 

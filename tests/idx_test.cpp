@@ -1,7 +1,11 @@
 // IDX and MNIST files: the real ones, small ones made here, and every way to damage them.
 #include <doctest/doctest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <fstream>
 #include <numeric>
 
 #include <lockstep/data/idx.h>
@@ -15,9 +19,7 @@ using namespace std::string_literals;
 
 namespace {
 
-std::string data_folder() {
-  return (std::filesystem::path(__FILE__).parent_path().parent_path() / "data" / "mnist").string();
-}
+std::string data_folder() { return std::string(LOCKSTEP_TEST_DATA) + "/../data/mnist"; }
 
 std::string little_endian(uint64_t value, int bytes) {
   std::string s;
@@ -174,6 +176,29 @@ TEST_CASE("read_idx: a file cut or changed at any byte is an IoError or an array
         }
       }
   }
+}
+
+TEST_CASE("read_idx takes memory as content arrives, and says so when there is no more") {
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  TemporaryFolder folder;
+  const std::string path = folder / "x";
+  put_file(path, idx(0x08, {1u << 15, 1u << 15}, ""));
+  REQUIRE(::truncate(path.c_str(), 12 + (off_t{1} << 30)) == 0);  // a file of zeros, on no disk
+  const pid_t child = ::fork();
+  if (child == 0) {
+    rlimit limit{};
+    ::getrlimit(RLIMIT_AS, &limit);
+    long pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    limit.rlim_cur = static_cast<rlim_t>(pages) * 4096 + (200u << 20);
+    ::setrlimit(RLIMIT_AS, &limit);
+    const std::string text = ::error_of<OutOfMemory>([&] { data::read_idx(path); });
+    ::_exit(contains(text, path) && contains(text, "of 1073741824 bytes of values") ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+#endif
 }
 
 TEST_CASE("Mnist: the test split") {

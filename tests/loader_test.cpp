@@ -1,7 +1,10 @@
 // The loader: the same batches whatever the workers, errors that reach the loop, loops left early,
 // and resuming.
 #include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <fstream>
@@ -198,7 +201,8 @@ TEST_CASE("Loader: an error in a worker reaches the loop in its turn, and every 
     }
     CHECK(batches == 5);
     CHECK(text.find("sample 22 is broken") == 0);
-    CHECK(text.find("in Loader: batch 5 of epoch 0, samples 20, ...") != std::string::npos);
+    CHECK(text.find("in Loader: batch 5 of epoch 0, samples 20, 21, 22, 23, of") !=
+          std::string::npos);
     CHECK(loader.state() == data::LoaderState{0, 20});
   }
 }
@@ -209,7 +213,14 @@ TEST_CASE(
     using runtime_error::runtime_error;
   };
   const int before = thread_count();
+  std::mutex mutex;
+  std::vector<std::string> warnings;
+  set_warning_handler([&](const std::string& text) {
+    const std::lock_guard lock(mutex);
+    warnings.push_back(text);
+  });
   for (int workers : {0, 2}) {
+    warnings.clear();
     const auto begin = [&](std::function<void(int64_t)> at) {
       data::Loader loader{Probe{8, std::move(at)}, {.batch_size = 4, .workers = workers}};
       loader.epoch(0).begin();
@@ -220,7 +231,7 @@ TEST_CASE(
           if (i == 2) throw std::runtime_error("bad file 7");
         }),
         doctest::Contains("bad file 7\n  in get of sample 2\n  in Loader: batch 0 of "
-                          "epoch 0, samples 0, ... (4 of them), of (anonymous "
+                          "epoch 0, samples 0, 1, 2, 3, of (anonymous "
                           "namespace)::Probe"),
         std::runtime_error);
     CHECK_THROWS_WITH_AS(begin([](int64_t) { (void)std::vector<int>().at(3); }),
@@ -228,7 +239,19 @@ TEST_CASE(
     CHECK_THROWS_WITH_AS(begin([](int64_t) { throw Own("as it is"); }), "as it is", Own);
     CHECK_THROWS_AS(begin([](int64_t) { throw std::bad_alloc(); }), std::bad_alloc);
     CHECK(thread_count() == before);
+    // what has no text that could be added to is named in warnings
+    const auto warned = [&](const std::string& text) {
+      return std::any_of(warnings.begin(), warnings.end(),
+                         [&](const std::string& w) { return w.find(text) != std::string::npos; });
+    };
+    CHECK(warned("in get of sample 0: an exception of type int was thrown"));
+    CHECK(
+        warned("in Loader: batch 0 of epoch 0, samples 0, 1, 2, 3, of (anonymous "
+               "namespace)::Probe: an exception of type int was thrown"));
+    CHECK(warned("Own was thrown: as it is"));
+    CHECK(!warned("bad file 7"));
   }
+  set_warning_handler({});
 }
 
 TEST_CASE("Loader: after an exception the pass says that it is over, and the next goes on there") {
@@ -311,25 +334,42 @@ TEST_CASE("Loader warns before it starts where some rank's only batch has one sa
   CHECK(warnings.size() == 1);
   resumed.resume({.epoch = 0, .samples = 64});  // where one process stopped
   CHECK(warnings.size() == 2);
+  // 66 samples: 33 for each of two ranks, 16 + 16 + 1, where one process has 32 + 32 + 2
+  for (int rank : {0, 1})
+    for (int64_t n : {66, 67}) {
+      const data::DistributedSampler sampler(n, {.shard = {rank, 2}});
+      data::Loader sampled{numbers(n), {.batch_size = 16, .sampler = sampler}};
+    }
+  REQUIRE(warnings.size() == 3);
+  CHECK(warnings[2].find("the sampler gives each of 2 ranks 33 samples, so batches of 16 end with "
+                         "a batch of one") != std::string::npos);
   set_warning_handler({});
 }
 
-TEST_CASE("Loader: resumed in any way at another number of ranks, each sample is seen once") {
-  using Make = std::function<data::LoaderOptions(int rank, int size)>;
-  const std::vector<Make> makes{
-      [](int rank, int size) {
-        return data::LoaderOptions{
-            .batch_size = 24 / size, .shuffle = true, .seed = 3, .shard = {rank, size}};
-      },
-      [](int rank, int size) {
-        return data::LoaderOptions{
-            .batch_size = 24 / size,
-            .sampler = data::DistributedSampler(120, {.shard = {rank, size}, .seed = 3})};
-      }};
-  for (const Make& make : makes)
-    for (int before : {1, 2, 3, 4})
-      for (int after : {1, 2, 3, 4})
-        for (int stop = 1; stop <= 5; ++stop) {
+TEST_CASE(
+    "Loader: resumed in any way at any number of ranks and batch size, each sample is seen once") {
+  constexpr int64_t n = 127;
+  set_warning_handler([](const std::string&) {});  // of last batches of one
+  const auto sharded = [](int64_t batch, int rank, int size) {
+    return data::LoaderOptions{
+        .batch_size = batch, .shuffle = true, .seed = 3, .shard = {rank, size}};
+  };
+  const auto sampled = [](int64_t batch, int rank, int size) {
+    return data::LoaderOptions{
+        .batch_size = batch,
+        .sampler = data::DistributedSampler(n, {.shard = {rank, size}, .seed = 3})};
+  };
+  for (const bool sampler : {false, true})
+    for (int before : {1, 2, 3, 5})
+      for (int after : {1, 2, 3, 4, 7})
+        for (int stop = 1; stop <= 7; stop += 2) {
+          CAPTURE(sampler);
+          CAPTURE(before);
+          CAPTURE(after);
+          CAPTURE(stop);
+          const auto make = [&](int64_t batch, int rank, int size) {
+            return sampler ? sampled(batch, rank, size) : sharded(batch, rank, size);
+          };
           std::multiset<int64_t> seen;
           const auto see = [&](const Tensor& x) {
             for (int64_t v : x.to_vector<int64_t>()) seen.insert(v);
@@ -337,7 +377,7 @@ TEST_CASE("Loader: resumed in any way at another number of ranks, each sample is
           data::LoaderState state;
           NamedTensors dict;
           for (int rank = before; rank-- > 0;) {
-            data::Loader loader{numbers(120), make(rank, before)};
+            data::Loader loader{numbers(n), make(3, rank, before)};
             int batches = 0;
             for (auto [x] : loader.epoch(1)) {
               see(x);
@@ -346,24 +386,50 @@ TEST_CASE("Loader: resumed in any way at another number of ranks, each sample is
               if (++batches == stop) break;
             }
           }
-          CHECK(state == data::LoaderState{1, 24 * stop});
+          CHECK(state == data::LoaderState{1, int64_t{3} * before * stop});
+          std::set<size_t> batches;
           for (int rank = 0; rank < after; ++rank) {
-            data::Loader loader{numbers(120), make(rank, after)};
+            data::Loader loader{numbers(n), make(4, rank, after)};
             stop % 2 ? loader.resume(state) : loader.load_state_dict(dict);
-            for (auto [x] : loader.epoch(1)) see(x);
+            auto pass = loader.epoch(1);
+            batches.insert(static_cast<size_t>(pass.size()));
+            for (auto [x] : pass) see(x);
             CHECK(loader.state() == data::LoaderState{2, 0});
           }
-          REQUIRE(seen.size() == 120);
-          REQUIRE(std::set<int64_t>(seen.begin(), seen.end()).size() == 120);
+          REQUIRE(std::set<int64_t>(seen.begin(), seen.end()).size() == n);
+          CHECK(batches.size() == 1);
+          // PyTorch's sampler repeats some at the end, so that each rank has equally many
+          REQUIRE(seen.size() == (sampler ? n + (after - (n - state.samples) % after) % after : n));
         }
-  data::Loader five{numbers(120),
-                    {.batch_size = 5, .sampler = data::DistributedSampler(120, {.shard = {0, 5}})}};
+  set_warning_handler({});
+}
+
+TEST_CASE("Loader: a sampler that cannot deal the rest is told what it can go on from") {
+  struct Fixed {  // deals 0, 1, 2, ... and cannot begin in the middle
+    data::Shard part;
+    data::Shard shard() const { return part; }
+    std::vector<int64_t> operator()(int64_t) const {
+      return data::DistributedSampler(120, {.shard = part, .shuffle = false})(0);
+    }
+  };
+  data::Loader five{numbers(120), {.batch_size = 5, .sampler = Fixed{{1, 5}}}};
   CHECK_THROWS_WITH_AS(five.resume({.epoch = 0, .samples = 24}),
-                       doctest::Contains("24 samples are done"), ValueError);
+                       doctest::Contains("24 samples are done, which is not the same number"),
+                       ValueError);
+  five.resume({.epoch = 0, .samples = 110});
+  CHECK(collect(five, 0) == Batches{{111, 116}});
+  // one for all ranks together
+  data::Loader own{numbers(4), {.batch_size = 2, .sampler = [](int64_t) {
+                                  return std::vector<int64_t>{3, 2, 1, 0};
+                                }}};
+  own.resume({.epoch = 0, .samples = 3});
+  CHECK(collect(own, 0) == Batches{{0}});
+  CHECK_THROWS_WITH_AS(own.resume({.epoch = 0, .samples = 5}), doctest::Contains("it gives 4"),
+                       ValueError);
   // the order of another kind
-  data::Loader plain{numbers(120), {.batch_size = 24}}, sampled{numbers(120), makes[1](0, 1)};
-  for (auto [x] : sampled.epoch(0)) {
-    CHECK_THROWS_AS(plain.load_state_dict(sampled.state_dict()), ValueError);
+  data::Loader plain{numbers(4), {.batch_size = 2}};
+  for (auto [x] : own.epoch(0)) {
+    CHECK_THROWS_AS(plain.load_state_dict(own.state_dict()), ValueError);
     break;
   }
 }
@@ -544,7 +610,106 @@ TEST_CASE(
   }
   NamedTensors more = middle;
   more.emplace_back("extra", ones({}));
-  CHECK_THROWS_WITH_AS(same.load_state_dict(more), doctest::Contains("'extra'"), ValueError);
+  CHECK_THROWS_WITH_AS(same.load_state_dict(more), doctest::Contains("unexpected: extra"),
+                       ValueError);
+}
+
+TEST_CASE(
+    "Loader: order and augmentation depend on seed and epoch, not on manual_seed or the workers") {
+  struct Noisy {
+    int64_t size() const { return 20; }
+    std::tuple<int64_t, Tensor> get(int64_t i, const data::RandomSource& random) const {
+      return {i, tensor<double>({rand({1}).item<double>(), data::Draws(random.key(i)).uniform()})};
+    }
+  };
+  const auto seen = [](uint64_t program_seed, int workers, data::Shard shard) {
+    manual_seed(program_seed);
+    const Generator before = default_generator();
+    std::map<int64_t, std::vector<double>> noise;
+    std::vector<int64_t> order;
+    data::Loader loader{Noisy{},
+                        {.batch_size = 4, .shuffle = true, .workers = workers, .shard = shard}};
+    for (auto [y, x] : loader.epoch(3))
+      for (int64_t i = 0; i < y.size(0); ++i) {
+        order.push_back(y[i].item<int64_t>());
+        noise[order.back()] = x[i].to_vector<double>();
+      }
+    CHECK(default_generator().seed == before.seed);
+    CHECK(default_generator().offset == before.offset);
+    return std::pair(order, noise);
+  };
+  const auto expected = seen(1, 0, {});
+  CHECK(expected.first == data::epoch_order(20, {.seed = 0, .epoch = 3}, true));
+  for (uint64_t program_seed : {1, 99})
+    for (int workers : {0, 1, 3}) {
+      CHECK(seen(program_seed, workers, {}) == expected);
+      for (int rank : {0, 1})
+        for (const auto& [sample, values] : seen(program_seed, workers, {rank, 2}).second)
+          CHECK(values == expected.second.at(sample));
+    }
+}
+
+TEST_CASE("Loader: a dataset whose size changes counts anew in each epoch") {
+  struct Growing {
+    std::shared_ptr<int64_t> n;
+    int64_t size() const { return *n; }
+    int64_t get(int64_t i) const {
+      LOCKSTEP_CHECK(i < *n, IndexError, "no sample ", i);
+      return i;
+    }
+  };
+  const auto n = std::make_shared<int64_t>(10);
+  data::Loader loader{Growing{n}, {.batch_size = 4, .workers = 2}};
+  const auto count = [&](int64_t epoch) {
+    int64_t samples = 0;
+    for (Tensor x : loader.epoch(epoch)) samples += x.size(0);
+    return samples;
+  };
+  CHECK(count(0) == 10);
+  *n = 13;
+  CHECK(count(1) == 13);
+  loader.resume({.epoch = 2, .samples = 12});
+  CHECK(count(2) == 1);
+  const NamedTensors state = [&] {
+    auto pass = loader.epoch(3);
+    auto it = pass.begin();
+    return loader.state_dict();
+  }();
+  *n = 3;  // in the middle of an epoch: its samples would be others
+  CHECK_THROWS_WITH_AS(loader.load_state_dict(state), doctest::Contains("dataset_size 13"),
+                       ValueError);
+  CHECK(count(4) == 3);
+  *n = 0;
+  CHECK_THROWS_WITH_AS(count(5), doctest::Contains("there are no samples"), ValueError);
+  *n = 4;
+  CHECK(count(5) == 4);
+}
+
+TEST_CASE(
+    "Loader after fork, as processes: the parent's pass is an error, a pass of its own is not") {
+  data::Loader loader{numbers(40), {.batch_size = 4, .workers = 2}};
+  auto pass = loader.epoch(0);
+  auto it = pass.begin();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(60);
+    int failed = 0;
+    try {
+      ++it;
+      failed = 1;
+    } catch (const Error& e) {
+      failed = std::string(e.what()).find("threads of the parent") == std::string::npos ? 2 : 0;
+    }
+    if (collect(loader, 1).size() != 10) failed = 3;
+    { const auto ended = std::move(pass); }
+    ::_exit(failed);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  int64_t batches = 1;
+  for (++it; it != pass.end(); ++it) ++batches;
+  CHECK(batches == 10);
 }
 
 TEST_CASE("Loader: options that make no sense") {

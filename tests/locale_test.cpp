@@ -2,6 +2,7 @@
 // program may have set for C (setlocale) or for C++ (std::locale::global), everything is written and
 // read as in the locale "C".
 #include <doctest/doctest.h>
+#include <netdb.h>
 
 #include <clocale>
 #include <cmath>
@@ -79,7 +80,7 @@ std::string all_texts() {
            linear(zeros({2000, 3000}), zeros({4000, 5000}));
          })
       << '\n'
-      << system_text(2) << '\n'
+      << system_text(2) << ' ' << resolver_text(EAI_NONAME) << '\n'
       << data::detail::short_number(12345) << data::detail::clock_text(3723) << '\n'
       << data::detail::bar_line("e", 0.5, "x", 40, false) << '\n';
 

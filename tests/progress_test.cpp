@@ -146,6 +146,21 @@ TEST_CASE("Progress: a stream that cannot be written costs nothing") {
   if (!out) return;
   CHECK_NOTHROW(run(out, 100));
   std::fclose(out);
+  TemporaryFolder folder;
+  out = std::fopen((folder / "log").c_str(), "w");
+  ::close(::fileno(out));
+  CHECK_NOTHROW(run(out, 100));
+  std::fclose(out);
+}
+
+TEST_CASE("Progress: a terminal that does not know its width has 80 columns") {
+  Environment term("TERM", "xterm"), colour("NO_COLOR", "1");
+  const std::string text = on_a_terminal(0, [](std::FILE* out) {
+    data::Progress progress{"epoch", 10, {.out = out}};
+    progress.step(64, 0.5);
+  });
+  CHECK_MESSAGE(contains(text, "epoch ["), text);
+  CHECK(text.size() <= 79 + std::string("\r\x1b[K\r\n").size());
 }
 
 TEST_CASE("Progress: a log gets few lines and no control characters") {

@@ -1,4 +1,4 @@
-// safetensors: round trips, a file that Python's package wrote, and files that want to hurt.
+// safetensors: round trips, a file that Python's package wrote, and hostile files.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -16,7 +16,7 @@ using namespace std::string_literals;
 namespace {
 
 std::string golden(const std::string& name) {
-  return (std::filesystem::path(__FILE__).parent_path() / "golden" / name).string();
+  return std::string(LOCKSTEP_TEST_DATA) + "/golden/" + name;
 }
 
 std::string with_length(const std::string& header, const std::string& data) {
@@ -148,6 +148,66 @@ TEST_CASE("save_safetensors: what must not be saved") {
   CHECK_THROWS_AS(load_safetensors(folder / "a"), IoError);
 }
 
+TEST_CASE("save_safetensors and load_safetensors: integers keep every bit") {
+  TemporaryFolder folder;
+  std::vector<int64_t> values{INT64_MIN, INT64_MAX, INT64_MIN + 1, INT64_MAX - 1, -1, 0};
+  for (int shift = 52; shift < 63; ++shift) values.push_back((int64_t{1} << shift) + 1);
+  save_safetensors(folder / "a",
+                   {{"t", tensor(values)}, {"scalar", tensor<int64_t>({INT64_MAX}, Shape{})}},
+                   {{"n", "9223372036854775807"}});
+  const Safetensors file = load_safetensors(folder / "a");
+  CHECK(file.at("t").to_vector<int64_t>() == values);
+  CHECK(file.at("scalar").item<int64_t>() == INT64_MAX);
+  CHECK(file.at("scalar").dim() == 0);
+  CHECK(file.metadata.at("n") == "9223372036854775807");
+}
+
+TEST_CASE("save_safetensors and load_safetensors: names and metadata of any text") {
+  TemporaryFolder folder;
+  const std::vector<std::string> texts{"",
+                                       " ",
+                                       "\"\\/\b\f\n\r\t\x01\x1f\x7f",
+                                       "\xC3\xA4",
+                                       "\xE2\x82\xAC",
+                                       "\xF0\x9F\x98\x80",
+                                       "\xEF\xBF\xBF",
+                                       "tied:a",
+                                       "../a",
+                                       "dtype",
+                                       std::string(4096, 'x')};
+  NamedTensors tensors;
+  Metadata metadata;
+  for (const std::string& text : texts) {
+    tensors.emplace_back(text, full({2}, static_cast<double>(tensors.size())));
+    metadata[text] = "!" + text;
+    metadata[text + "key"] = "\0 of any length" + text + std::string(5000, 'v');
+  }
+  const Tensor shared = full({3}, 7);  // tied, with a name of the greatest length
+  tensors.emplace_back("y", shared);
+  tensors.emplace_back(std::string(4096, 'z'), shared);
+  metadata["a\0b"s] = "c\0d"s;
+  save_safetensors(folder / "a", tensors, metadata);
+  const Safetensors file = load_safetensors(folder / "a");
+  REQUIRE(file.tensors.size() == tensors.size());
+  for (const auto& [name, t] : tensors)
+    CHECK(file.at(name).to_vector<float>() == t.to_vector<float>());
+  metadata["format"] = "pt";
+  CHECK(file.metadata == metadata);
+}
+
+TEST_CASE("save_safetensors: many tensors cost their number, not its square") {
+  TemporaryFolder folder;
+  NamedTensors tensors;
+  const Tensor all = arange(0, 100'000);
+  for (int64_t i = 0; i < 100'000; ++i)
+    tensors.emplace_back("layer." + std::to_string(i), all.narrow(0, i, 1));
+  save_safetensors(folder / "a", tensors);  // minutes, if each name is compared with all before
+  const Safetensors file = load_safetensors(folder / "a");
+  REQUIRE(file.tensors.size() == tensors.size());
+  for (size_t i = 0; i < tensors.size(); i += 997)
+    CHECK(file.tensors[i].second.item<int64_t>() == static_cast<int64_t>(i));
+}
+
 TEST_CASE("Safetensors::at: a missing name lists what is there") {
   Safetensors file;
   file.tensors = {{"fc.weight", zeros({1})}, {"fc.bias", zeros({1})}};
@@ -215,6 +275,7 @@ TEST_CASE("load_safetensors: headers that break a rule") {
   CHECK_ERROR("the key 'a' occurs twice in __metadata__", R"({"__metadata__":{"a":"b","a":"c"}})",
               "");
   CHECK_ERROR("a name with a NUL byte", R"({"a\u0000b":{}})", "");
+  CHECK_ERROR("not JSON at its byte", R"({"\ud800":{}})", "");  // half of a character
   CHECK_ERROR("a name of 4097 bytes", "{\"" + std::string(4097, 'a') + "\":{}}", "");
 
   CHECK_ERROR("tensor 'a' has no \"dtype\"", R"({"a":{}})", "");
@@ -229,6 +290,10 @@ TEST_CASE("load_safetensors: headers that break a rule") {
   CHECK_ERROR("is above 2^48", "{" + entry("a", "U8", "[281474976710657]", "[0,2]") + "}", "xy");
   CHECK_ERROR("is not a plain integer",
               "{" + entry("a", "U8", "[99999999999999999999]", "[0,2]") + "}", "xy");
+  CHECK_ERROR("the number 9223372036854775809 in tensor 'a' is above 2^48",
+              "{" + entry("a", "U8", "[2]", "[0,9223372036854775809]") + "}", "xy");
+  CHECK_ERROR("the number 18446744073709551615 in tensor 'a' is above 2^48",
+              "{" + entry("a", "U8", "[2]", "[0,18446744073709551615]") + "}", "xy");
   CHECK_ERROR("a string in tensor 'a'", "{" + entry("a", "U8", "\"2\"", "[0,2]") + "}", "xy");
   CHECK_ERROR("null in tensor 'a'", "{" + entry("a", "U8", "null", "[0,2]") + "}", "xy");
   CHECK_ERROR("a number in tensor 'a'", R"({"a":{"dtype":8}})", "");
@@ -297,7 +362,18 @@ TEST_CASE(
 
 TEST_CASE("load_safetensors says what else a file is") {
   const std::string rest(100, '\1');
-  CHECK_ERROR("torch.load(\"net.pt\", weights_only=True)", "PK\3\4\0\0\x08\x08"s + rest);
+  CHECK_ERROR("x.safetensors\", weights_only=True).items()}", "PK\3\4\0\0\x08\x08"s + rest);
+  TemporaryFolder folder;
+  for (const std::string name : {"net.pt", "a.npz"}) {
+    put_file(folder / name, "PK\3\4\0\0\x08\x08"s + rest);
+    const std::string text = ::error_of<IoError>([&] { load_safetensors(folder / name); });
+    const bool torch = name == "net.pt";
+    CHECK_MESSAGE(contains(text, (torch ? "torch.load(\"" : "numpy.load(\"") + (folder / name)),
+                  text);
+    CHECK_MESSAGE(
+        contains(text, ", \"" + (folder / (torch ? "net" : "a")) + ".safetensors\"), with"), text);
+  }
+  CHECK_ERROR("it is a GGUF file; convert it with", "GGUF\3\0\0\0"s + rest);
   CHECK_ERROR("a zip archive, as torch.save writes", "PK\3\4\0\0\0\0"s + rest);
   CHECK_ERROR("a Python pickle", "\x80\x02\x8a\nl\xfc\x9c\x46"s + rest);
   CHECK_ERROR("a NumPy array", "\x93NUMPY\1\0"s + rest);

@@ -97,9 +97,10 @@ TEST_CASE("BatchPlan: the cases of the rule, by hand") {
 
 TEST_CASE(
     "BatchPlan: global batches do not depend on the number of ranks while batch x ranks stays") {
-  for (int64_t n : {24, 28, 48, 100})  // remainders of 8: 0 or at least 4
+  for (int64_t n : {24, 28, 30, 48, 100})
     for (int size : {1, 2, 4}) {
       CAPTURE(n);
+      if (n % 8 != 0 && n % 8 < 2 * size) continue;  // too few for two each: it joins
       CHECK(global_batches(BatchPlan(n, 8 / size, false, {0, size})) ==
             global_batches(BatchPlan(n, 8, false, {0, 1})));
     }
@@ -211,4 +212,32 @@ TEST_CASE(
   CHECK(different.size() == 4);
   CHECK(warnings.size() == 1);
   set_warning_handler({});
+}
+
+TEST_CASE("DistributedSampler: what is left is dealt anew, to any number of ranks") {
+  const auto whole = data::epoch_order(29, {.seed = 0, .epoch = 2}, true);
+  for (bool drop_last : {false, true})
+    for (int size : {1, 2, 3, 7})
+      for (int64_t done = 0; done <= 31; ++done) {
+        CAPTURE(size);
+        CAPTURE(done);
+        const int64_t left = std::max<int64_t>(29 - done, 0),
+                      each = drop_last ? left / size : (left + size - 1) / size;
+        for (int rank = 0; rank < size; ++rank) {
+          const data::DistributedSampler sampler(29,
+                                                 {.shard = {rank, size}, .drop_last = drop_last});
+          const auto mine = sampler(2, done);
+          REQUIRE(static_cast<int64_t>(mine.size()) == each);
+          for (int64_t i = 0; i < each; ++i)
+            REQUIRE(mine[static_cast<size_t>(i)] ==
+                    whole[static_cast<size_t>((done + rank + i * size) % 29)]);
+          // a run of the same number of ranks goes on as if it had not stopped
+          if (done % size == 0 && done <= 29 && !drop_last) {
+            const auto all = sampler(2);
+            REQUIRE(std::equal(mine.begin(), mine.end(), all.begin() + done / size, all.end()));
+          }
+        }
+      }
+  CHECK_THROWS_AS(data::DistributedSampler(5)(0, -1), ValueError);
+  CHECK_THROWS_AS(data::DistributedSampler(5)(0, int64_t{1} << 62), ValueError);
 }

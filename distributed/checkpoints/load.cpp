@@ -75,7 +75,8 @@ std::optional<Place> place_of(std::string_view name, const CheckpointPart& part,
   return place;
 }
 
-/// What the file has for each part on this rank; null where states by rank fit nobody.
+/// What the file has for each part on this rank; null for a part of each rank if the number of ranks
+/// has changed.
 std::vector<std::optional<NamedTensors>> sorted_by_part(const NamedTensors& file,
                                                         const Checkpoint& run,
                                                         int64_t saved_ranks) {
@@ -146,7 +147,7 @@ bool load_checkpoint(const std::string& path, const Checkpoint& run) {
   NamedTensors entries;
   all_or_none(group, [&] {
     check_names("load_checkpoint", run.parts);
-    std::error_code ignored;  // of what can be seen but not read, load_safetensors tells
+    std::error_code ignored;  // load_safetensors reports a file that cannot be read
     found = group.is_main() &&
             std::filesystem::status(path, ignored).type() != std::filesystem::file_type::not_found;
     if (found) entries = read(path, run).tensors;

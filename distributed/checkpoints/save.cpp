@@ -6,6 +6,7 @@
 
 #include <lockstep/distributed/checkpoints/agreement.h>
 #include <lockstep/distributed/checkpoints/format.h>
+#include <lockstep/tensor/error_context.h>
 #include <lockstep/tensor/node.h>
 
 namespace lockstep::dist {
@@ -85,11 +86,17 @@ void save_checkpoint(const std::string& path, const Checkpoint& run) {
   NamedTensors entries;  // on rank 0 the file's; elsewhere those of parts held by each rank
   all_or_none(group, [&] {
     check_names("save_checkpoint", run.parts);
-    for (const CheckpointPart& part : run.parts)
-      if (group.is_main() || part.per_rank())
+    for (const CheckpointPart& part : run.parts) {
+      if (!group.is_main() && !part.per_rank()) continue;
+      try {
         for (auto& [name, value] : part.state())
           entries.emplace_back(prefix_of(part, group.rank()) + (name.empty() ? "" : ".") + name,
                                value.detach());
+      } catch (...) {
+        lockstep::detail::rethrow_with_context(
+            str_cat("in part '", part.name(), "'\n  in save_checkpoint of ", path));
+      }
+    }
   });
   const bool by_rank =
       std::any_of(run.parts.begin(), run.parts.end(), [](auto& p) { return p.per_rank(); });

@@ -12,6 +12,7 @@
 
 #include <lockstep/distributed/limits.h>
 #include <lockstep/tensor/error.h>
+#include <lockstep/tensor/system_text.h>
 
 namespace lockstep::dist {
 
@@ -90,7 +91,7 @@ std::vector<SocketAddress> resolve(const std::string& host, int port) {
   hints.ai_socktype = SOCK_STREAM;
   const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   LOCKSTEP_CHECK(error == 0, DistError, "init: cannot resolve \"", host,
-                 "\": ", gai_strerror(error), "; is MASTER_ADDR right?");
+                 "\": ", resolver_text(error), "; is MASTER_ADDR right?");
   std::vector<SocketAddress> all;
   for (const addrinfo* a = found; a; a = a->ai_next) {
     SocketAddress one;
