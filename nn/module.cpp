@@ -13,7 +13,7 @@ namespace lockstep::nn {
 
 Module::Module() { detail::part_appears(this, detail::Part::module); }
 Module::Module(Module&& other) noexcept : training_(other.training_) {
-  detail::module_moves(this, &other);
+  detail::part_moves(this, &other, detail::Part::module);
 }
 Module& Module::operator=(Module&& other) noexcept {
   training_ = other.training_;

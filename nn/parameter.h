@@ -15,8 +15,9 @@ namespace detail {
 
 enum class Part : uint8_t { parameter, buffer, module, list };
 LOCKSTEP_API void part_appears(const void* at, Part what);
-/// A module keeps its age when it is moved.
-LOCKSTEP_API void module_moves(const void* to, const void* from);
+/// part_appears for what is moved; a module keeps its age. Where there is no memory for it, the part
+/// stays unknown until a check finds it among a module's fields.
+LOCKSTEP_API void part_moves(const void* to, const void* from, Part what) noexcept;
 LOCKSTEP_API void part_disappears(const void* at) noexcept;
 
 /// An empty base that registers the address of what derives from it.
@@ -25,6 +26,7 @@ class Registered {
  protected:
   Registered() { part_appears(this, what); }
   Registered(const Registered&) : Registered() {}
+  Registered(Registered&& from) noexcept { part_moves(this, &from, what); }
   Registered& operator=(const Registered&) = default;
   ~Registered() { part_disappears(this); }
 };

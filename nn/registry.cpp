@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <new>
 
 namespace lockstep::nn::detail {
 namespace {
@@ -36,10 +37,14 @@ std::string place_of(uintptr_t at, const Entries& entries) {
 
 std::string type_of(uintptr_t at, Part what) {
   switch (what) {
-    case Part::parameter: return "Parameter";
-    case Part::buffer: return "Buffer";
-    case Part::list: return "PositionalModules";
-    case Part::module: break;
+    case Part::parameter:
+      return "Parameter";
+    case Part::buffer:
+      return "Buffer";
+    case Part::list:
+      return "PositionalModules";
+    case Part::module:
+      break;
   }
   return reinterpret_cast<Module*>(at)->module_type().name;
 }
@@ -48,7 +53,8 @@ std::string type_of(uintptr_t at, Part what) {
 #if defined(__SANITIZE_THREAD__)
 __attribute__((no_sanitize_thread))
 #endif
-uintptr_t word_at(uintptr_t at) {
+uintptr_t
+word_at(uintptr_t at) {
   return *reinterpret_cast<const volatile uintptr_t*>(at);
 }
 
@@ -59,12 +65,16 @@ void part_appears(const void* at, Part what) {
   const std::lock_guard guard(r.lock);
   r.parts[address(at)] = {what, ++r.births};
 }
-void module_moves(const void* to, const void* from) {
+void part_moves(const void* to, const void* from, Part what) noexcept {
   Registry& r = registry();
   const std::lock_guard guard(r.lock);
-  const auto old = r.parts.find(address(from));
   const uint64_t now = ++r.births;
-  r.parts[address(to)] = {Part::module, old == r.parts.end() ? now : old->second.birth};
+  const auto old = r.parts.find(address(from));
+  const bool keeps_age = what == Part::module && old != r.parts.end();
+  try {
+    r.parts[address(to)] = {what, keeps_age ? old->second.birth : now};
+  } catch (const std::bad_alloc&) {  // check_fields() knows it again
+  }
 }
 void part_disappears(const void* at) noexcept {
   const std::lock_guard guard(registry().lock);
@@ -102,9 +112,15 @@ void check_fields(Module& module, const Entries& entries, std::vector<Unnamed>& 
   const auto mark = [&](const void* at) {
     if (const auto it = r.parts.find(address(at)); it != r.parts.end()) it->second.named = true;
   };
-  for (auto& [name, p] : entries.parameters) mark(p);
-  for (auto& [name, b] : entries.buffers) mark(b);
-  for (auto& [name, m] : entries.modules) mark(m);
+  const auto mark_own = [&](const void* at, Part what) {
+    const auto [it, unknown] = r.parts.try_emplace(address(at));
+    if (unknown) it->second = {what, ++r.births};
+    it->second.named = true;
+  };
+  for (auto& [name, p] : entries.parameters) mark_own(p, Part::parameter);
+  for (auto& [name, b] : entries.buffers) mark_own(b, Part::buffer);
+  for (auto& [name, m] : entries.modules) mark_own(m, Part::module);
+  for (const void* list : entries.lists) mark_own(list, Part::list);
   for (auto& [part, m] : entries.references) mark(part);
   for (auto it = r.parts.upper_bound(begin); it != r.parts.end() && it->first < end; ++it)
     if (!is_named(it->first)) throw Error(error(it->first, it->second.what, it->first, "of type"));
