@@ -76,6 +76,7 @@ struct Row {
   Reference reference = {};
   std::vector<Operand> operands = {};  // those not given are real
   std::vector<Shapes> edges = {};      // empty and 0-d ones
+  std::vector<Shapes> lengths = {};    // around the lengths of vector registers
   Shapes large = {};                   // what several threads share; none: not tried
   std::vector<DType> dtypes = kFloats;
   std::function<DType(DType)> result = same_dtype;
