@@ -98,6 +98,12 @@ void check_fields(Module& module, const Entries& entries, std::vector<Unnamed>& 
     return std::any_of(named.begin(), named.end(),
                        [&](const Range& n) { return at >= n.begin && at < n.end; });
   };
+  // What the fields name was checked when it was compiled, and may hold stale bytes, as an empty
+  // std::optional does.
+  const auto in_field = [&](uintptr_t at) {
+    return std::any_of(entries.fields.begin(), entries.fields.end(),
+                       [&](const Entries::Field& f) { return at >= f.at && at < f.at + f.size; });
+  };
   const ModuleType type = module.module_type();
   const uintptr_t begin = address(&module), end = begin + type.size;
   const auto error = [&](uintptr_t part, Part what, uintptr_t member, const char* how) {
@@ -127,7 +133,7 @@ void check_fields(Module& module, const Entries& entries, std::vector<Unnamed>& 
 
   const auto self = r.parts.find(begin);
   for (uintptr_t at = begin + sizeof(Module); at + sizeof(uintptr_t) <= end; at += alignof(void*)) {
-    if (is_named(at)) continue;
+    if (is_named(at) || in_field(at)) continue;
     const auto part = r.parts.find(word_at(at));
     if (part == r.parts.end() || part->second.named || self == r.parts.end() ||
         part->second.birth < self->second.birth)

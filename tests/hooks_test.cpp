@@ -65,6 +65,7 @@ TEST_CASE("register_hook: a hook may run backward and grad() of other graphs, an
   const Tensor h = x * x;
   V inner;
   h.register_hook([&](const Tensor&) {
+    const EnableGradGuard guard;
     (other * 2.0).backward();
     inner = values(autograd::grad({(x * 7.0).sum()}, {x})[0]);
     return Tensor();

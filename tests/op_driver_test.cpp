@@ -288,7 +288,12 @@ TEST_CASE("op driver: many lengths and large operands agree with the reference, 
         const std::string what = str_cat(row.name, " of ", shapes[0], ", ", t);
         INFO(what);
         const Tensors x = contiguous_operands(row, shapes, t, random);
-        check_forward(row, what, t, x, largest(row.reference(read(x)).v));
+        Arrays magnitudes = read(x);  // of the terms that may cancel each other
+        for (Array& a : magnitudes)
+          for (Real& v : a.v) v = std::fabs(v);
+        const Real scale =
+            std::max(largest(row.reference(read(x)).v), largest(row.reference(magnitudes).v));
+        check_forward(row, what, t, x, scale);
         if (!row.differentiable || t != DType::f32) continue;
         Tensors wide;
         for (const Tensor& operand : x)
@@ -328,6 +333,30 @@ TEST_CASE("op driver: integers that no float holds are exact") {
           if (want && largest(want->v) < kBeyond) check_forward(row, what, t, x);
         }
     }
+  });
+}
+
+TEST_CASE("op driver: of equal elements the first gets the gradient, where that is the rule") {
+  each_row("equal elements", [&](const Row& row, std::mt19937& random) {
+    if (!row.first_wins) return;
+    for (const Shapes& shapes : row.shapes)
+      for (const Arrangement& a : arrangements(row, shapes, DType::f64, random)) {
+        if (a.name == "expanded") continue;
+        INFO(str_cat(row.name, " of ", shapes[0], ", ", a.name));
+        std::vector<Real> equal(static_cast<size_t>(a.x[0].numel())), apart = equal;
+        for (size_t i = 0; i < equal.size(); ++i) {
+          equal[i] = random() % 2;
+          apart[i] = equal[i] - 1e-6L * static_cast<Real>(i);
+        }
+        Tensors other{empty(shapes[0], {.dtype = DType::f64})};
+        write(a.x[0], equal);
+        write(other[0], apart);
+        const Tensor w = weights_like(row.call(a.x), random);
+        for (bool create_graph : {false, true})
+          check_agree(
+              row.name, gradients(function_of(row, a.x), leaves_of(row, a.x), w, create_graph)[0],
+              read(gradients(function_of(row, other), leaves_of(row, other), w, false)[0]), 1e-12);
+      }
   });
 }
 

@@ -83,6 +83,7 @@ struct Row {
   bool differentiable = true;
   std::vector<DType> huge = kFloats;  // for which inputs near the largest number give what is right
   double slack = 1;                   // times the usual tolerance
+  bool first_wins = false;            // of equal elements the first gets the gradient
 
   Operand operand(size_t i) const { return i < operands.size() ? operands[i] : Operand(); }
 };

@@ -131,7 +131,7 @@ std::vector<Row> reduction_rows() {
       rows, "var", [](const Tensor& x) { return var(x); }, variance(1), floats);
   add_total(rows, "max", [](const Tensor& x) { return max(x); }, checked_max, {.dtypes = kNumbers});
   add_each_dim(rows, "max, dim", [](const Tensor& x, int d, bool k) { return max(x, d, k).values; },
-               checked_max, {.dtypes = kNumbers});
+               checked_max, {.dtypes = kNumbers, .first_wins = true});
   const Row indices{.dtypes = kNumbers, .result = index_dtype, .differentiable = false};
   add_each_dim(
       rows, "max's indices, dim",
