@@ -94,6 +94,12 @@ void check_fields(Module& module, const Entries& entries, std::vector<Unnamed>& 
     return std::any_of(named.begin(), named.end(),
                        [&](const Range& n) { return at >= n.begin && at < n.end; });
   };
+  // What the fields name was checked when it was compiled, and may hold stale bytes, as an empty
+  // std::optional does.
+  const auto in_field = [&](uintptr_t at) {
+    return std::any_of(entries.fields.begin(), entries.fields.end(),
+                       [&](const Entries::Field& f) { return at >= f.at && at < f.at + f.size; });
+  };
   const ModuleType type = module.module_type();
   const uintptr_t begin = address(&module), end = begin + type.size;
   const auto error = [&](uintptr_t part, Part what, uintptr_t member, const char* how) {
@@ -108,16 +114,23 @@ void check_fields(Module& module, const Entries& entries, std::vector<Unnamed>& 
   const auto mark = [&](const void* at) {
     if (const auto it = r.parts.find(address(at)); it != r.parts.end()) it->second.named = true;
   };
-  for (auto& [name, p] : entries.parameters) mark(p);
-  for (auto& [name, b] : entries.buffers) mark(b);
-  for (auto& [name, m] : entries.modules) mark(m);
+  // A part for which there was no memory when it was constructed is registered here.
+  const auto mark_own = [&](const void* at, Part what) {
+    const auto [it, unknown] = r.parts.try_emplace(address(at));
+    if (unknown) it->second = {what, ++r.births};
+    it->second.named = true;
+  };
+  for (auto& [name, p] : entries.parameters) mark_own(p, Part::parameter);
+  for (auto& [name, b] : entries.buffers) mark_own(b, Part::buffer);
+  for (auto& [name, m] : entries.modules) mark_own(m, Part::module);
+  for (const void* list : entries.lists) mark_own(list, Part::list);
   for (auto& [part, m] : entries.references) mark(part);
   for (auto it = r.parts.upper_bound(begin); it != r.parts.end() && it->first < end; ++it)
     if (!is_named(it->first)) throw Error(error(it->first, it->second.what, it->first, "of type"));
 
   const auto self = r.parts.find(begin);
   for (uintptr_t at = begin + sizeof(Module); at + sizeof(uintptr_t) <= end; at += alignof(void*)) {
-    if (is_named(at)) continue;
+    if (is_named(at) || in_field(at)) continue;
     const auto part = r.parts.find(word_at(at));
     if (part == r.parts.end() || part->second.named || self == r.parts.end() ||
         part->second.birth < self->second.birth)

@@ -1,6 +1,7 @@
 #include <lockstep/optim/clip.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -9,6 +10,7 @@
 #include <lockstep/optim/layout.h>
 #include <lockstep/tensor/cpu/sum_rows.h>
 #include <lockstep/tensor/node.h>
+#include <lockstep/tensor/ops/copy.h>
 #include <lockstep/tensor/ops/elementwise.h>
 #include <lockstep/tensor/ops/reduce.h>
 #include <lockstep/tensor/parallel.h>
@@ -79,16 +81,56 @@ long double total_norm(const std::vector<Tensor>& gradients, double norm_type) {
                           : largest * std::pow(total, 1 / static_cast<long double>(norm_type));
 }
 
-/// g *= factor, in place.
-void scale(Tensor g, double factor) {
-  if (!is_dense(g)) return void(g.mul_(factor));
-  const Update::Row row =
-      g.dtype() == DType::f32 ? kernels::table().scale.f32 : kernels::table().scale.f64;
-  void* arrays[] = {g.data_ptr()};
-  parallel_for(g.numel(), kBlock,
-               [&](int64_t begin, int64_t end) { row(&factor, arrays, begin, end); });
-  g.storage().bump_version();
-}
+/// Gradients times a factor, in place, in one pass over their memory. What can fail does so before
+/// anything is changed, but for gradients with gaps, which are scaled beside and written back last.
+struct Scaling {
+  struct Task {
+    Tensor gradient, dense;
+    Update::Row row;
+    void* data;
+    std::array<double, 2> factors;
+    int64_t begin, end;  // its place in the traversal of all gradients
+  };
+  std::vector<Task> tasks;
+  int64_t elements = 0;
+
+  void add(const Tensor& g, long double factor) {
+    const bool single = g.dtype() == DType::f32;
+    // Below the smallest normal number a factor has few digits: it is applied in two steps.
+    const long double least =
+        single ? std::numeric_limits<float>::min() : std::numeric_limits<double>::min();
+    const long double first = factor > 0 && factor < least ? 0x1p-60L : 1;
+    const Tensor dense = is_dense(g) ? g : g.contiguous();
+    tasks.push_back({g,
+                     dense,
+                     single ? kernels::table().scale.f32 : kernels::table().scale.f64,
+                     dense.data_ptr(),
+                     {static_cast<double>(first), static_cast<double>(factor / first)},
+                     elements,
+                     elements + g.numel()});
+    // Tensors begin at multiples of 64, so that a block never cuts a tensor inside a SIMD pack.
+    elements = (tasks.back().end + 63) / 64 * 64;
+  }
+
+  void run() {
+    parallel_for(elements, kBlock, [this](int64_t begin, int64_t end) {
+      auto task = std::upper_bound(tasks.begin(), tasks.end(), begin,
+                                   [](int64_t at, const Task& t) { return at < t.begin; }) -
+                  1;
+      for (; task != tasks.end() && task->begin < end; ++task) {
+        const int64_t from = std::max(begin, task->begin), to = std::min(end, task->end);
+        for (const double& factor : task->factors)
+          if (from < to && factor != 1)
+            task->row(&factor, &task->data, from - task->begin, to - task->begin);
+      }
+    });
+    for (const Task& task : tasks) {
+      if (!task.dense.is_same(task.gradient))
+        lockstep::detail::copy_kernel(task.gradient, task.dense);
+      task.gradient.storage().bump_version();
+    }
+  }
+};
 
 }  // namespace
 
@@ -106,15 +148,9 @@ double clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm,
                  "; look for the first NaN, or pass {.error_if_nonfinite = false} to scale by it");
   const long double factor = max_norm / (norm + 1e-6L);
   if (factor >= 1) return static_cast<double>(norm);
-  for (const Tensor& g : gradients) {
-    // Below the smallest normal number a factor has few digits: it is applied in two steps.
-    const bool single = g.dtype() == DType::f32;
-    const long double least =
-        single ? std::numeric_limits<float>::min() : std::numeric_limits<double>::min();
-    const long double first = factor > 0 && factor < least ? 0x1p-60L : 1;
-    if (first != 1) scale(g, static_cast<double>(first));
-    scale(g, static_cast<double>(factor / first));
-  }
+  Scaling scaling;
+  for (const Tensor& g : gradients) scaling.add(g, factor);
+  scaling.run();
   return static_cast<double>(norm);
 }
 

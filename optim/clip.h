@@ -20,7 +20,7 @@ struct ClipOptions {
 /// Scales all gradients by max_norm / (norm + 1e-6) if that is below 1, and returns the norm of all
 /// of them seen as one vector. Parameters without a gradient are skipped. Gradients
 /// may have any magnitude: squares and powers neither overflow nor vanish. The result does not depend
-/// on the number of threads.
+/// on the number of threads. Where it throws, no gradient without gaps in its memory has changed.
 LOCKSTEP_API double clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm,
                                     ClipOptions options = {});
 

@@ -9,7 +9,8 @@
 #include <bit>
 #include <cstdlib>
 #include <mutex>
-#include <vector>
+#include <new>
+#include <utility>
 
 #include <lockstep/tensor/error.h>
 #include <lockstep/tensor/storage.h>
@@ -32,17 +33,22 @@ size_t class_index(size_t size) {
   return power * 4 + (size >> (power - 2)) % 4;
 }
 
+/// A free block holds the link to the next one of its class, so that freeing needs no memory.
+struct FreeBlock {
+  FreeBlock* next;
+};
 struct Cache {
   std::mutex mutex;
-  std::vector<void*> free[64 * 4];
+  FreeBlock* free[64 * 4] = {};
 };
 /// Never destroyed: tensors in static variables may be freed after everything else.
 Cache& cache() {
   static Cache* c = [] {
+    auto* made = new Cache;
     // A child forked while another thread holds the mutex would deadlock.
     pthread_atfork([] { cache().mutex.lock(); }, [] { cache().mutex.unlock(); },
                    [] { cache().mutex.unlock(); });
-    return new Cache;
+    return made;
   }();
   return *c;
 }
@@ -75,9 +81,8 @@ void* allocate(size_t bytes) {
     auto& list = cache().free[class_index(size)];
     {
       std::lock_guard lock(cache().mutex);
-      if (!list.empty()) {
-        block = list.back();
-        list.pop_back();
+      if (list) {
+        block = std::exchange(list, list->next);
         cached.fetch_sub(static_cast<int64_t>(size), std::memory_order_relaxed);
       }
     }
@@ -109,7 +114,8 @@ void deallocate(void* block, size_t bytes) noexcept {
   const size_t size = class_size(bytes);
   std::lock_guard lock(cache().mutex);
   cached.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed);
-  cache().free[class_index(size)].push_back(block);
+  FreeBlock*& list = cache().free[class_index(size)];
+  list = new (block) FreeBlock{list};
 }
 
 }  // namespace cpu
@@ -119,8 +125,7 @@ void reset_peak_memory() { peak = active.load(); }
 void empty_cache() {
   std::lock_guard lock(cache().mutex);
   for (auto& list : cache().free) {
-    for (void* block : list) std::free(block);
-    list.clear();
+    while (list) std::free(std::exchange(list, list->next));
   }
   cached = 0;
 }

@@ -1,6 +1,7 @@
 #include <lockstep/tensor/node.h>
 
 #include <algorithm>
+#include <utility>
 
 #include <lockstep/tensor/op.h>
 
@@ -47,22 +48,18 @@ uint64_t next_node_sequence() noexcept { return next_sequence; }
 Node::Node() : sequence(next_sequence++) {}
 
 void Node::dispose() noexcept {
-  // A chain of nodes would be destroyed with one stack frame per link. Instead the first node
-  // collects those that follow in a list and deletes them one after the other.
-  thread_local std::vector<Node*>* doomed = nullptr;
-  if (doomed) {
-    doomed->push_back(this);
-    return;
+  // A chain of nodes would be destroyed with one stack frame per link. Instead the first node deletes
+  // those that follow one after the other; they are linked, since a list would need memory.
+  thread_local Node* doomed = nullptr;
+  thread_local bool deleting = false;
+  next_doomed_ = std::exchange(doomed, this);
+  if (deleting) return;
+  deleting = true;
+  while (Node* node = doomed) {
+    doomed = node->next_doomed_;
+    delete node;
   }
-  std::vector<Node*> list;
-  doomed = &list;
-  delete this;
-  while (!list.empty()) {
-    Node* next = list.back();
-    list.pop_back();
-    delete next;
-  }
-  doomed = nullptr;
+  deleting = false;
 }
 
 Leaf::Leaf(TensorBody* owner) : owner(owner) {

@@ -54,7 +54,10 @@ class LOCKSTEP_API Node : public RefCounted {
   std::shared_ptr<Hooks> hooks;  // null while there are none; HookHandles hold weak pointers
 
  protected:
-  void dispose() noexcept override;  // unlinks a chain of any length without recursion
+  void dispose() noexcept override;  // unlinks a chain of any length, without recursion or memory
+
+ private:
+  Node* next_doomed_ = nullptr;
 };
 
 /// The Node::sequence of the next node that this thread makes.

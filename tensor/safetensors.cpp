@@ -141,24 +141,28 @@ NamedTensors without_tied(const NamedTensors& tensors, Metadata& metadata) {
   return kept;
 }
 
-std::string to_json(const nlohmann::json& value) {
+/// Strings alone are given to the library: its lists and objects need memory to be freed.
+std::string to_json(const std::string& text) {
   try {
-    return value.dump();
+    return nlohmann::json(text).dump();
   } catch (const nlohmann::json::exception&) {
     fail<ValueError>("save_safetensors: names and metadata must be UTF-8, and one of them is not");
   }
 }
 
 std::string make_header(const NamedTensors& tensors, const Metadata& metadata) {
-  std::string text = str_cat("{\"__metadata__\":", to_json(metadata));
+  std::string text = "{\"__metadata__\":{";
+  for (const auto& [key, value] : metadata)
+    text += str_cat(text.back() == '{' ? "" : ",", to_json(key), ":", to_json(value));
+  text += '}';
   uint64_t end = 0;
   for (const auto& [name, tensor] : tensors) {
     const uint64_t begin = end;
     end += static_cast<uint64_t>(tensor.numel()) * size_of(tensor.dtype());
-    text +=
-        str_cat(",", to_json(name), ":{\"dtype\":\"", format_of(tensor.dtype()),
-                "\",\"shape\":", to_json(std::vector(tensor.shape().begin(), tensor.shape().end())),
-                ",\"data_offsets\":[", begin, ",", end, "]}");
+    std::string shape;
+    for (int64_t n : tensor.shape()) shape += str_cat(shape.empty() ? "" : ",", n);
+    text += str_cat(",", to_json(name), ":{\"dtype\":\"", format_of(tensor.dtype()),
+                    "\",\"shape\":[", shape, "],\"data_offsets\":[", begin, ",", end, "]}");
   }
   text += '}';
   const size_t start = sizeof(uint64_t) + text.size();

@@ -1,16 +1,18 @@
 // What happens when an allocation fails, tried for each allocation of an operation in turn: it throws
 // std::bad_alloc or OutOfMemory, what it changes is as before (or as after, where the failure came
 // late), nothing is leaked, and the same operation made again gives exactly what an undisturbed one
-// gives. The operations: a training step, loading of states, cloning, and a loader's epoch. Running
-// statistics and the random generator move on in forward, so the caller of a repeated step sets
-// them back. (Convolutions here are f64, since those of f32 are oneDNN's, which reads through null
-// where it has no memory.)
+// gives. The operations: a training step, clipping, schedules, saving and loading of states, cloning,
+// and a loader's epoch. Running statistics and the random generator move on in forward, so the caller
+// of a repeated step sets them back; gradients may hold a part of a failed backward, so it clears
+// them. (Convolutions here are f64, since those of f32 are oneDNN's, which reads through null where
+// it has no memory; on threads of their own libgomp, too, ends the process.)
 #include "failing_allocations.h"
 
 #include <doctest/doctest.h>
 
 #include <string>
 
+#include <lockstep/autograd/grad.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/data/tensor_dataset.h>
 #include <lockstep/nn/nn.h>
@@ -18,6 +20,8 @@
 #include <lockstep/tensor/node.h>
 #include <lockstep/tensor/ops.h>
 #include <lockstep/tensor/parallel.h>
+
+#include "temporary_folder.h"
 
 using namespace lockstep;
 
@@ -299,6 +303,81 @@ TEST_CASE(
          .set_back = [&] { training.loader.resume({.epoch = 0, .samples = start}); },
          .result = [&] { return batches; }});
   }
+}
+
+TEST_CASE("allocation failure: a step whose loss holds gradients made with create_graph") {
+  Training training = small_training();
+  training.optimize_by<optim::AdamW>(optim::AdamWOptions{.lr = 0.01});
+  const Tensor x = randn({5, 6});
+  const auto step = [&] {
+    training.optimizer->zero_grad();
+    const Tensor loss = training.net(x).square().mean();
+    Tensor penalty = loss;
+    for (const Tensor& g :
+         autograd::grad({loss}, training.net.parameters(), {}, {.create_graph = true}))
+      penalty = penalty + g.square().sum();
+    penalty.backward();
+    training.optimizer->step();
+  };
+  step();
+  training.keep_state();
+  fail_each_allocation({.prepare = [&] { training.restore(); },
+                        .run = step,
+                        .state = [&] { return training.parameters(); },
+                        .set_back = [&] { training.restore_forward(); },
+                        .result = [&] { return training.everything(); },
+                        .clean = [&] { training.optimizer->zero_grad(); }});
+}
+
+TEST_CASE("allocation failure: clip_grad_norm_ scales all gradients or none") {
+  const Tensor a = ones({5, 3}).requires_grad_(),
+               b = ones({70}, {.dtype = DType::f64}).requires_grad_();
+  const NamedTensors start{{"a", randn({5, 3})}, {"b", randn({70}, {.dtype = DType::f64})}};
+  for (const double norm : {2.0, 3.0})
+    fail_each_allocation({.prepare =
+                              [&] {
+                                a.set_grad(start[0].second.clone());
+                                b.set_grad(start[1].second.clone());
+                              },
+                          .run =
+                              [&] {
+                                optim::clip_grad_norm_({a, b}, 0.1, {.norm_type = norm});
+                              },
+                          .state =
+                              [&] {
+                                return bytes_of({{"a", a.grad()}, {"b", b.grad()}});
+                              }});
+}
+
+TEST_CASE("allocation failure: a schedule's step changes all rates or none") {
+  Training training = small_training();
+  training.optimize_by<optim::SGD>(optim::SGDOptions{.lr = 0.1});
+  optim::LinearLR warm_up{*training.optimizer, {.start_factor = 0.1, .total_iters = 3}};
+  optim::CosineAnnealingLR decay{*training.optimizer, {.T_max = 9}};
+  optim::SequentialLR schedule{*training.optimizer, {warm_up, decay}, {3}};
+  const auto start = schedule.state_dict();
+  fail_each_allocation(
+      {.prepare = [&] { schedule.load_state_dict(start); },
+       .run = [&] { schedule.step(); },
+       .state = [&] { return str_cat(schedule.steps(), " ", training.optimizer->lr()); }});
+}
+
+TEST_CASE("allocation failure: save leaves the old file or the new one, and load all or nothing") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "net.safetensors";
+  Training training = small_training();
+  training.optimize_by<optim::SGD>(optim::SGDOptions{});
+  training.keep_state();
+  training.net.save(path);
+  const std::string old = get_file(path);
+  training.step();
+  fail_each_allocation(
+      {.prepare = [&] { put_file(path, old); },
+       .run = [&] { training.net.save(path); },
+       .state = [&] { return get_file(path) + std::to_string(folder.entries()); }});
+  fail_each_allocation({.prepare = [&] { training.restore(); },
+                        .run = [&] { training.net.load(path); },
+                        .state = [&] { return training.everything(); }});
 }
 
 TEST_CASE("allocation failure: freeing needs no memory") {

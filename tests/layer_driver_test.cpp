@@ -141,6 +141,9 @@ TEST_CASE("layers: Linear is linear") {
   check_layer("Linear without bias", nn::Linear{5, 3, {.bias = false}}, {4, 5}, op);
   check_layer("Linear of 3-d", nn::Linear{5, 3}, {2, 4, 5}, op);
   check_layer("Linear of 1-d", nn::Linear{5, 3}, {5}, op);
+  check_layer("Linear of no rows", nn::Linear{5, 3}, {0, 5}, op);
+  check_layer("Linear without inputs", nn::Linear{0, 3}, {4, 0}, op);
+  check_layer("Linear without outputs", nn::Linear{5, 0}, {4, 5}, op);
 }
 
 TEST_CASE("layers: Conv2d is conv2d") {
@@ -150,6 +153,7 @@ TEST_CASE("layers: Conv2d is conv2d") {
     };
   };
   check_layer("Conv2d", nn::Conv2d{2, 4, 3}, {2, 2, 5, 6}, op({}));
+  check_layer("Conv2d of no images", nn::Conv2d{2, 4, 3}, {0, 2, 5, 6}, op({}));
   check_layer("Conv2d with options",
               nn::Conv2d{4, 6, {3, 2}, {.stride = {2, 1}, .padding = {1, 2}, .groups = 2}},
               {2, 4, 5, 6}, op({.stride = {2, 1}, .padding = {1, 2}, .groups = 2}));
@@ -187,6 +191,7 @@ TEST_CASE("layers: LayerNorm is layer_norm") {
     };
   };
   check_layer("LayerNorm", nn::LayerNorm{6}, {2, 3, 6}, op({6}, 1e-5));
+  check_layer("LayerNorm of no rows", nn::LayerNorm{6}, {0, 6}, op({6}, 1e-5));
   check_layer("LayerNorm of two dimensions", nn::LayerNorm{{4, 6}, {.eps = 1e-2}}, {2, 4, 6},
               op({4, 6}, 1e-2));
   check_layer("LayerNorm without bias", nn::LayerNorm{6, {.bias = false}}, {2, 6}, op({6}, 1e-5));
@@ -214,6 +219,8 @@ TEST_CASE("layers: those without parameters are their ops") {
   check_layer("Flatten of some", nn::Flatten{0, 1}, {2, 3, 4},
               plain([](Tensor x) { return x.flatten(0, 1); }));
   check_layer("MaxPool2d", nn::MaxPool2d{2}, {2, 3, 4, 6},
+              plain([](Tensor x) { return max_pool2d(x, 2); }));
+  check_layer("MaxPool2d of no images", nn::MaxPool2d{2}, {0, 3, 4, 6},
               plain([](Tensor x) { return max_pool2d(x, 2); }));
   check_layer("MaxPool2d with options", nn::MaxPool2d{3, {.stride = 2, .padding = 1}}, {2, 3, 4, 6},
               plain([](Tensor x) { return max_pool2d(x, 3, {.stride = 2, .padding = 1}); }));

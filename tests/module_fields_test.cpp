@@ -3,10 +3,12 @@
 // used. What belongs to somebody else, is passed in or made on the way is none.
 #include <doctest/doctest.h>
 
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <list>
 #include <map>
+#include <new>
 
 #include <lockstep/distributed/data_parallel.h>
 #include <lockstep/nn/nn.h>
@@ -423,4 +425,18 @@ TEST_CASE("LOCKSTEP_MODULE: a shared_ptr in two places is one set of parameters"
   CHECK(!copy.a->weight.is_same(net.a->weight));
   CHECK(!copy.gain->is_same(*net.gain));
   CHECK(difference(copy(input()), net(input())) == 0);
+}
+
+TEST_CASE("LOCKSTEP_MODULE: stale bytes in a named field, as an empty option's, are no pointer") {
+  alignas(nn::Parameter) unsigned char room[sizeof(nn::Parameter)];
+  alignas(nn::MaxPool2d) unsigned char memory[sizeof(nn::MaxPool2d)];
+  const void* part = room;
+  for (size_t at = 0; at + sizeof part <= sizeof memory; at += sizeof part)
+    std::memcpy(memory + at, &part, sizeof part);
+  asm volatile("" : : "r"(memory) : "memory");  // the bytes are there when the module is made
+  auto* pool = new (memory) nn::MaxPool2d{2};
+  auto* elsewhere = new (room) nn::Parameter(ones({2}));
+  CHECK_NOTHROW((*pool)(ones({1, 1, 2, 2})));
+  elsewhere->~Parameter();
+  pool->~MaxPool2d();
 }

@@ -26,6 +26,9 @@ void product(int64_t m, int64_t n, int64_t k, MatrixRef<T> a, MatrixRef<T> b, T*
     const dnnl_status_t status =
         dnnl_sgemm(a.transposed ? 'T' : 'N', b.transposed ? 'T' : 'N', m, n, k, 1.0f, a.data,
                    a.stride, b.data, b.stride, accumulate ? 1.0f : 0.0f, c, c_stride);
+    LOCKSTEP_CHECK(status != dnnl_out_of_memory, OutOfMemory,
+                   "gemm: oneDNN has no memory for a product of [", m, ", ", k, "] x [", k, ", ", n,
+                   "]");
     LOCKSTEP_CHECK(status == dnnl_success, Error, "gemm: oneDNN refused a product of [", m, ", ", k,
                    "] x [", k, ", ", n, "] with status ", static_cast<int>(status));
     return;
@@ -104,7 +107,8 @@ void long_product(int64_t m, int64_t n, int64_t k, MatrixRef<T> a, MatrixRef<T> 
       [&](int64_t block, T* partial) {
         const int64_t begin = block * depth, terms = std::min(depth, k - begin);
         if (!dots)
-          return product(m, n, terms, part_of(a, 0, begin), part_of(b, begin, 0), partial, n, false);
+          return product(m, n, terms, part_of(a, 0, begin), part_of(b, begin, 0), partial, n,
+                         false);
         for (int64_t i = 0; i < m; ++i)
           for (int64_t j = 0; j < n; ++j)
             partial[i * n + j] = static_cast<T>(sum_rows<T>().products(

@@ -18,17 +18,20 @@
 
 namespace op_driver {
 
-/// A source of random numbers that depends on `name` and LOCKSTEP_TEST_SEED (0) alone.
+/// A source of random numbers that depends on `name` alone.
 inline std::mt19937 random_of(const std::string& name) {
-  const char* seed = std::getenv("LOCKSTEP_TEST_SEED");
-  const std::string mixed = (seed ? seed : "0") + name;
-  std::seed_seq sequence(mixed.begin(), mixed.end());
+  std::seed_seq sequence(name.begin(), name.end());
   return std::mt19937(sequence);
 }
-/// Whether this run includes `name`: a seeded part of all, LOCKSTEP_TEST_FRACTION of them (1).
+/// Whether this run includes `name`, a check of a row: with LOCKSTEP_TEST_FRACTION = 1 / k each k-th of
+/// them in random order, LOCKSTEP_TEST_SEED = 0 to k - 1 says which.
 inline bool is_chosen(const std::string& name) {
   const char* fraction = std::getenv("LOCKSTEP_TEST_FRACTION");
-  return !fraction || random_of(name)() < std::atof(fraction) * 0x1p32;
+  const char* seed = std::getenv("LOCKSTEP_TEST_SEED");
+  const double part = fraction ? std::atof(fraction) : 1;
+  REQUIRE_MESSAGE((part > 0 && part <= 1), "LOCKSTEP_TEST_FRACTION is in (0, 1]");
+  const auto k = static_cast<uint64_t>(std::lround(1 / part));
+  return random_of(name)() % k == (seed ? std::strtoull(seed, nullptr, 10) : 0) % k;
 }
 
 inline Array read(const Tensor& t) {
@@ -147,12 +150,23 @@ inline Real rounded(Real v, DType t) {
       return static_cast<double>(Half(static_cast<double>(v)));
     case DType::bf16:
       return static_cast<double>(BFloat16(static_cast<double>(v)));
+    case DType::u8:  // integers wrap around; those of i64 are kept within its range
+      return static_cast<uint8_t>(static_cast<int64_t>(v));
+    case DType::i32:
+      return static_cast<int32_t>(static_cast<int64_t>(v));
     default:
       return v;
   }
 }
 inline double tolerance_of(DType t) { return t == DType::f32 ? 2e-6 : t == DType::f64 ? 1e-12 : 0; }
 
+/// The largest finite magnitude, at least 1: what elements of a result are compared relative to.
+inline Real largest(const std::vector<Real>& v) {
+  Real most = 1;
+  for (Real x : v)
+    if (std::isfinite(x)) most = std::max(most, std::fabs(x));
+  return most;
+}
 /// NaN for NaN, infinity for infinity, and finite values within tolerance * (scale + |want|).
 inline bool agree(Real got, Real want, double tolerance, Real scale = 1) {
   if (std::isnan(want)) return std::isnan(got);

@@ -76,12 +76,14 @@ struct Row {
   Reference reference = {};
   std::vector<Operand> operands = {};  // those not given are real
   std::vector<Shapes> edges = {};      // empty and 0-d ones
+  std::vector<Shapes> lengths = {};    // around the lengths of vector registers
   Shapes large = {};                   // what several threads share; none: not tried
   std::vector<DType> dtypes = kFloats;
   std::function<DType(DType)> result = same_dtype;
   bool differentiable = true;
   std::vector<DType> huge = kFloats;  // for which inputs near the largest number give what is right
   double slack = 1;                   // times the usual tolerance
+  bool first_wins = false;            // of equal elements the first gets the gradient
 
   Operand operand(size_t i) const { return i < operands.size() ? operands[i] : Operand(); }
 };

@@ -69,7 +69,8 @@ Row pool_row(const std::string& text, std::vector<Shapes> shapes, Size2d window,
           .shapes = std::move(shapes),
           .call = [=](const Tensors& x) { return max_pool2d(x[0], window, o); },
           .reference = [=](const Arrays& x) { return pool_reference(x[0], window, o); },
-          .dtypes = kNumbers};
+          .dtypes = kNumbers,
+          .first_wins = true};
 }
 
 }  // namespace
@@ -82,6 +83,7 @@ std::vector<Row> convolution_rows() {
   rows.push_back(plain);
   Row biased = conv_row(" with bias", {{{2, 2, 3, 4}, {3, 2, 2, 3}, {3}}}, {});
   biased.edges = {{{0, 2, 3, 4}, {3, 2, 2, 3}, {3}}};
+  biased.lengths = {{{2, 17, 7, 19}, {19, 17, 3, 2}, {19}}, {{1, 3, 5, 33}, {17, 3, 1, 1}, {17}}};
   biased.large = {{8, 4, 20, 20}, {8, 4, 3, 3}, {8}};
   rows.push_back(biased);
   rows.push_back(conv_row(", 1x1", {{{2, 3, 3, 2}, {2, 3, 1, 1}, {2}}}, {}));
@@ -90,15 +92,18 @@ std::vector<Row> convolution_rows() {
   rows.push_back(
       conv_row(", dilated", {{{1, 2, 5, 5}, {2, 2, 2, 3}}}, {.padding = 1, .dilation = {3, 2}}));
   rows.push_back(conv_row(", in groups", {{{2, 4, 3, 3}, {6, 2, 2, 2}, {6}}}, {.groups = 2}));
+  rows.back().lengths = {{{2, 34, 5, 5}, {6, 17, 3, 3}, {6}}};
   rows.push_back(
       conv_row(", depthwise", {{{1, 3, 4, 4}, {3, 1, 3, 3}}}, {.padding = 1, .groups = 3}));
 
   Row pool = pool_row("", {{{2, 2, 4, 6}}, {{1, 3, 5, 5}}}, 2, {});
   pool.edges = {{{0, 2, 4, 4}}, {{2, 0, 4, 4}}, {{1, 1, 1, 1}}};
+  pool.lengths = {{{2, 17, 4, 6}}, {{1, 2, 35, 8}}};
   pool.large = {{8, 16, 30, 30}};
   rows.push_back(pool);
   Row overlapping = pool_row(", overlapping and padded", {{{2, 2, 5, 4}}}, 3,
                              {.stride = Size2d(1, 2), .padding = 1});
+  overlapping.lengths = {{{2, 17, 4, 6}}, {{1, 2, 35, 8}}};
   overlapping.large = {{8, 8, 30, 30}};
   rows.push_back(overlapping);
   rows.push_back(pool_row(", with gaps", {{{1, 2, 7, 7}}}, {1, 2}, {.stride = Size2d(3, 3)}));

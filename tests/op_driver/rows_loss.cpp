@@ -74,6 +74,7 @@ std::vector<Row> loss_rows() {
                                const Arrays& x) { return cross_entropy_reference(x[0], x[1], o); },
               .operands = {{}, index_below(4)},
               .edges = {{{0, 4}, {0}}},
+              .lengths = {{{5, 17}, {5}}, {{40, 67}, {40}}, {{2, 5, 33}, {2, 33}}},
               .large = {{3000, 20}, {3000}}};
       rows.push_back(row);
     }
@@ -93,6 +94,7 @@ std::vector<Row> loss_rows() {
          .call = [r = reduction](const Tensors& x) { return mse_loss(x[0], x[1], r); },
          .reference = [r = reduction](const Arrays& x) { return mse_reference(x[0], x[1], r); },
          .edges = {{{0, 2}, {0, 2}}, {Shape{}, Shape{}}},
+         .lengths = {{{17}, {17}}, {{5, 67}, {5, 67}}},
          .large = {{300, 400}, {300, 400}},
          .huge = {}});
   }

@@ -84,8 +84,13 @@ std::vector<Row> norm_rows() {
   std::vector<Row> rows;
   Row plain = layer_norm_row("", {{{3, 5}}, {{2, 3, 5}}}, {5});
   plain.edges = {{{0, 5}}};
-  plain.large = {{400, 5}};
+  plain.large = {{4000, 5}};
   rows.push_back(plain);
+  for (int64_t n : {1, 17, 67}) {
+    Row row = layer_norm_row(" of rows of " + std::to_string(n), {{{2, n}, {n}, {n}}}, {n});
+    row.lengths = {{{33, n}, {n}, {n}}};
+    rows.push_back(row);
+  }
   Row affine =
       layer_norm_row(" with weight and bias", {{{4, 5}, {5}, {5}}, {{2, 2, 5}, {5}, {5}}}, {5});
   affine.edges = {{{0, 5}, {5}, {5}}};
@@ -101,6 +106,7 @@ std::vector<Row> norm_rows() {
       .call = [](const Tensors& x) { return batch_norm(x[0], {}, {}, {}, {}, true, 0.1, kEps); },
       .reference = [](const Arrays& x) { return batch_norm_reference(x, batch_moments(x[0])); },
       .edges = {{{0, 3}}, {{0, 2, 2, 2}}, {{3, 0}}},
+      .lengths = {{{17, 7}}, {{3, 17}}, {{2, 67, 3}}, {{3, 2, 35}}, {{2, 19, 3, 7}}},
       .large = {{40, 8, 20, 20}},
       .slack = 10};
   rows.push_back(batch);
@@ -109,6 +115,7 @@ std::vector<Row> norm_rows() {
     return batch_norm(x[0], {}, {}, x[1], x[2], true, 0.1, kEps);
   };
   for (Shapes& s : batch.shapes) s.insert(s.end(), 2, Shape{s[0][1]});
+  for (Shapes& s : batch.lengths) s.insert(s.end(), 2, Shape{s[0][1]});
   batch.edges = {{{0, 3}, {3}, {3}}};
   batch.large.insert(batch.large.end(), 2, Shape{8});
   rows.push_back(batch);
@@ -127,6 +134,7 @@ std::vector<Row> norm_rows() {
                     {.differentiable = false},
                     {.low = 0.5, .special = false, .differentiable = false}};
   for (Shapes& s : batch.shapes) s.insert(s.end(), 2, Shape{s[0][1]});
+  for (Shapes& s : batch.lengths) s.insert(s.end(), 2, Shape{s[0][1]});
   for (Shapes& s : batch.edges) s.insert(s.end(), 2, Shape{s[0][1]});
   batch.large.insert(batch.large.end(), 2, Shape{8});
   rows.push_back(batch);

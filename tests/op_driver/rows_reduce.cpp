@@ -55,6 +55,7 @@ void add_forms(std::vector<Row>& rows, const std::string& op, F call, Formula fo
       row.name = op + ", " + d.text + (keepdim ? ", kept" : "");
       row.shapes = kShapes;
       row.edges = kEdges;
+      row.lengths = {{{3, 7, 17}}, {{17, 2, 33}}, {{1, 67, 1}}, {{5, 1, 35}}};
       row.call = [=](const Tensors& x) { return call(x[0], d.dims, keepdim); };
       row.reference = [=](const Arrays& x) { return reduce(x[0], d.dims, keepdim, formula); };
       row.large = {{40, 50, 60}};
@@ -69,6 +70,7 @@ void add_each_dim(std::vector<Row>& rows, const std::string& op, F call, Formula
       row.name = op + " " + std::to_string(dim) + (keepdim ? ", kept" : "");
       row.shapes = kShapes;
       row.edges = kEdges;
+      row.lengths = {{{3, 7, 17}}, {{17, 2, 33}}, {{1, 67, 1}}};
       row.call = [=](const Tensors& x) { return call(x[0], dim, keepdim); };
       row.reference = [=](const Arrays& x) { return reduce(x[0], {dim}, keepdim, formula); };
       row.large = {{40, 50, 60}};
@@ -81,6 +83,7 @@ void add_total(std::vector<Row>& rows, const std::string& op, F call, Formula fo
   row.name = op + " of all";
   row.shapes = {{{3, 4}}, {{2, 3, 2, 2}}};
   row.edges = {{Shape{}}, {{1}}, {{0}}, {{2, 0}}};
+  row.lengths = {{{7}}, {{17}}, {{67}}, {{5, 131}}};
   row.call = [=](const Tensors& x) { return call(x[0]); };
   row.reference = [=](const Arrays& x) { return reduce(x[0], {}, false, formula); };
   row.large = {{300, 400}};
@@ -128,7 +131,7 @@ std::vector<Row> reduction_rows() {
       rows, "var", [](const Tensor& x) { return var(x); }, variance(1), floats);
   add_total(rows, "max", [](const Tensor& x) { return max(x); }, checked_max, {.dtypes = kNumbers});
   add_each_dim(rows, "max, dim", [](const Tensor& x, int d, bool k) { return max(x, d, k).values; },
-               checked_max, {.dtypes = kNumbers});
+               checked_max, {.dtypes = kNumbers, .first_wins = true});
   const Row indices{.dtypes = kNumbers, .result = index_dtype, .differentiable = false};
   add_each_dim(
       rows, "max's indices, dim",

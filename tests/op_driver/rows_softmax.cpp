@@ -28,6 +28,7 @@ std::vector<Row> softmax_rows() {
   for (int dim : {0, 1, -1}) {
     Row row{.shapes = {{{3, 5}}, {{3, 2, 4}}, {{2, 3, 2, 2}}},
             .edges = {{{0, 3}}, {{3, 0}}, {{1, 1}}},
+            .lengths = {{{3, 7}}, {{2, 17}}, {{17, 2}}, {{33, 67}}, {{2, 19, 3}}},
             .large = {{200, 301}}};
     row.name = "softmax, dim " + std::to_string(dim);
     row.call = [=](const Tensors& x) { return softmax(x[0], dim); };

@@ -223,6 +223,7 @@ void add_conversions(std::vector<Row>& rows) {
   // The gradient comes back in x's dtype, rounded once on its way.
   Row there_and_back = reshape_row("to f32 and back", {3, 4}, {3, 4},
                                    [](const Tensor& x) { return x.to(DType::f32).to(x.dtype()); });
+  there_and_back.dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16};
   there_and_back.huge = {};
   there_and_back.slack = 1e6;
   rows.push_back(there_and_back);
