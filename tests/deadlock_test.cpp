@@ -53,8 +53,7 @@ std::vector<Scene> deadlock_scenes() {
       {"a group and its child", false,
        [](const Group& g) {
          const Group child = child_of(g);
-         deadlocks({"rank 0 waits in all_reduce(sum) of f32 [3]", "for rank 1",
-                    "rank 1 waits in barrier"},
+         deadlocks({"rank 0 waits in all_reduce(sum) of f32 [3]", "for rank ", "waits in barrier"},
                    [&] { g.rank() == 0 ? g.all_reduce(ones({3})) : child.barrier(); });
        }},
       {"two children, after many calls that agree", false,
@@ -108,7 +107,7 @@ std::vector<Scene> deadlock_scenes() {
       {"making a group, and a collective", false,
        [](const Group& g) {
          const Group child = child_of(g);
-         deadlocks({"rank 0 waits in", "rank 1 waits in barrier"}, [&] {
+         deadlocks({"rank 0 waits in", "waits in barrier"}, [&] {
            g.rank() == 0 ? void(g.new_group({0, 1})) : child.barrier();
          });
        }},
@@ -122,7 +121,7 @@ std::vector<Scene> deadlock_scenes() {
       {"a send and a collective", true,
        [](const Group& g) {
          const Group child = child_of(g);
-         if (g.rank() > 1) return;
+         if (g.rank() > 1) return deadlocks({}, [&] { child.barrier(); });
          deadlocks({"rank 0 waits in send of f32 [300000] to rank 1", "rank 1 waits in barrier"},
                    [&] { g.rank() == 0 ? g.send(ones({300000}), 1) : child.barrier(); });
        }},
