@@ -2,6 +2,9 @@
 
 #include <cstring>
 
+#include <lockstep/distributed/failure_note.h>
+#include <lockstep/distributed/peer_error.h>
+
 namespace lockstep::dist {
 
 void run_on_main(const Group& group, const std::function<void()>& f) {
@@ -25,8 +28,11 @@ void run_on_main(const Group& group, const std::function<void()>& f) {
   if (group.is_main()) std::memcpy(bytes.data_ptr(), text.data(), text.size());
   group.broadcast(bytes, 0, {.label = "the error of rank 0"});
   if (error) std::rethrow_exception(error);
-  fail<DistError>("rank 0 failed: ", std::string_view(static_cast<const char*>(bytes.data_ptr()),
-                                                      static_cast<size_t>(bytes.numel())));
+  note_failed_peer();
+  throw PeerError(Cause::other,
+                  str_cat("rank 0 failed: ",
+                          std::string_view(static_cast<const char*>(bytes.data_ptr()),
+                                           static_cast<size_t>(bytes.numel()))));
 }
 
 }  // namespace lockstep::dist

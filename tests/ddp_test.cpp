@@ -426,44 +426,6 @@ TEST_CASE(
       kQuick));
 }
 
-TEST_CASE("an exception inside backward reaches every rank with its text") {
-  const auto all = texts(2, [](Group g) {
-    DistributedDataParallel net{Two{}, g, {.bucket_cap_mb = 1e-6, .first_bucket_mb = 1e-6}};
-    auto [ya, yb] = net(f64(1));
-    // b's gradient comes first; rank 1 fails before a's.
-    ya.register_hook([&](const Tensor&) -> Tensor {
-      if (g.rank() == 1) throw ValueError("the hook of a gave up");
-      return {};
-    });
-    (ya + yb).backward();
-  });
-  CHECK(contains(all[0], "rank 1"));
-  CHECK(contains(all[0], "the hook of a gave up"));
-  CHECK(contains(all[1], "the hook of a gave up"));
-}
-
-TEST_CASE("an exception before anything was sent stays on its rank") {
-  CHECK_NOTHROW(run_local(
-      2,
-      [](Group g) {
-        DistributedDataParallel net{Scalar{}, g};
-        bool thrown = false;
-        if (g.rank() == 1) {
-          Tensor y = net(f64(1));
-          y.register_hook([](const Tensor&) -> Tensor { throw ValueError("not yet"); });
-          try {
-            y.backward();
-          } catch (const ValueError&) {
-            thrown = true;
-          }
-          require(thrown, "the hook's exception");
-        }
-        net(f64(g.rank() + 1.0)).backward();
-        near(net.module().w.grad().item<double>(), 1.5, "the next backward takes its place");
-      },
-      kQuick));
-}
-
 TEST_CASE("user hooks run before the reduction and may change the gradient") {
   CHECK_NOTHROW(run_local(
       2,

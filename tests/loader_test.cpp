@@ -1,63 +1,21 @@
-// The loader: the same batches whatever the workers, errors that reach the loop, loops left early,
-// and resuming.
+// Loader: the same batches whatever the workers, shares of ranks, and loops left early.
 #include <doctest/doctest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <fstream>
-#include <functional>
 #include <map>
-#include <mutex>
 #include <set>
 #include <thread>
 
-#include <lockstep/data/loader.h>
-#include <lockstep/data/random_shift.h>
-#include <lockstep/data/subset.h>
-#include <lockstep/data/tensor_dataset.h>
 #include <lockstep/nn/nn.h>
 #include <lockstep/tensor/node.h>
 #include <lockstep/tensor/parallel.h>
 #include <lockstep/tensor/warning.h>
 
-using namespace lockstep;
+#include "loader_helpers.h"
+
+using namespace loader_helpers;
 using namespace std::chrono_literals;
-
-namespace {
-
-using Batches = std::vector<std::vector<int64_t>>;
-
-data::TensorDataset<1> numbers(int64_t n) { return data::TensorDataset{arange(0, n)}; }
-
-template <class L>
-Batches collect(L& loader, int64_t epoch) {
-  Batches all;
-  for (auto [x] : loader.epoch(epoch)) all.push_back(x.template to_vector<int64_t>());
-  return all;
-}
-
-int thread_count() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);)
-    if (line.rfind("Threads:", 0) == 0) return std::stoi(line.substr(8));
-  return -1;
-}
-
-// Samples are their index; `at` is called with it on whichever thread makes it.
-struct Probe {
-  int64_t n = 0;
-  std::function<void(int64_t)> at;
-  int64_t size() const { return n; }
-  int64_t get(int64_t index) const {
-    if (at) at(index);
-    return index;
-  }
-};
-
-}  // namespace
 
 TEST_CASE(
     "Loader: batches come in order, whatever the number of workers, also when the first are slow") {
@@ -182,121 +140,6 @@ TEST_CASE("Loader: workers are bounded in how far they run ahead") {
   CHECK(made == 100);
 }
 
-TEST_CASE("Loader: an error in a worker reaches the loop in its turn, and every thread is gone") {
-  const int before = thread_count();
-  for (int workers : {0, 1, 3}) {
-    CAPTURE(workers);
-    data::Loader loader{
-        Probe{40,
-              [](int64_t i) { LOCKSTEP_CHECK(i != 22, IndexError, "sample ", i, " is broken"); }},
-        {.batch_size = 4, .workers = workers}};
-    int64_t batches = 0;
-    std::string text;
-    auto epoch = loader.epoch(0);  // outlives the error: the threads must not
-    try {
-      for (Tensor x : epoch) batches += x.size(0) / 4;
-    } catch (const IndexError& e) {
-      text = e.what();
-      CHECK(thread_count() == before);
-    }
-    CHECK(batches == 5);
-    CHECK(text.find("sample 22 is broken") == 0);
-    CHECK(text.find("in Loader: batch 5 of epoch 0, samples 20, 21, 22, 23, of") !=
-          std::string::npos);
-    CHECK(loader.state() == data::LoaderState{0, 20});
-  }
-}
-
-TEST_CASE(
-    "Loader: exceptions of every type reach the loop, with the sample where they have a text") {
-  struct Own : std::runtime_error {
-    using runtime_error::runtime_error;
-  };
-  const int before = thread_count();
-  std::mutex mutex;
-  std::vector<std::string> warnings;
-  set_warning_handler([&](const std::string& text) {
-    const std::lock_guard lock(mutex);
-    warnings.push_back(text);
-  });
-  for (int workers : {0, 2}) {
-    warnings.clear();
-    const auto begin = [&](std::function<void(int64_t)> at) {
-      data::Loader loader{Probe{8, std::move(at)}, {.batch_size = 4, .workers = workers}};
-      loader.epoch(0).begin();
-    };
-    CHECK_THROWS_AS(begin([](int64_t) { throw 42; }), int);
-    CHECK_THROWS_WITH_AS(
-        begin([](int64_t i) {
-          if (i == 2) throw std::runtime_error("bad file 7");
-        }),
-        doctest::Contains("bad file 7\n  in get of sample 2\n  in Loader: batch 0 of "
-                          "epoch 0, samples 0, 1, 2, 3, of (anonymous "
-                          "namespace)::Probe"),
-        std::runtime_error);
-    CHECK_THROWS_WITH_AS(begin([](int64_t) { (void)std::vector<int>().at(3); }),
-                         doctest::Contains("in get of sample 0"), std::out_of_range);
-    CHECK_THROWS_WITH_AS(begin([](int64_t) { throw Own("as it is"); }), "as it is", Own);
-    CHECK_THROWS_AS(begin([](int64_t) { throw std::bad_alloc(); }), std::bad_alloc);
-    CHECK(thread_count() == before);
-    // what has no text that could be added to is named in warnings
-    const auto warned = [&](const std::string& text) {
-      return std::any_of(warnings.begin(), warnings.end(),
-                         [&](const std::string& w) { return w.find(text) != std::string::npos; });
-    };
-    CHECK(warned("in get of sample 0: an exception of type int was thrown"));
-    CHECK(
-        warned("in Loader: batch 0 of epoch 0, samples 0, 1, 2, 3, of (anonymous "
-               "namespace)::Probe: an exception of type int was thrown"));
-    CHECK(warned("Own was thrown: as it is"));
-    CHECK(!warned("bad file 7"));
-  }
-  set_warning_handler({});
-}
-
-TEST_CASE("Loader: after an exception the pass says that it is over, and the next goes on there") {
-  for (int workers : {0, 1, 3}) {
-    CAPTURE(workers);
-    bool broken = true;
-    data::Loader loader{Probe{20,
-                              [&](int64_t i) {
-                                if (broken && i == 9) throw 1;
-                              }},
-                        {.batch_size = 4, .workers = workers}};
-    auto epoch = loader.epoch(0);
-    auto it = epoch.begin();
-    ++it;
-    CHECK_THROWS_AS(++it, int);
-    for (int i = 0; i < 2; ++i)
-      CHECK_THROWS_WITH_AS(++it, doctest::Contains("this pass ended with an error"), Error);
-    CHECK(loader.state() == data::LoaderState{0, 8});
-    broken = false;
-    loader.resume(loader.state());
-    std::vector<int64_t> rest;
-    for (Tensor x : loader.epoch(0))
-      for (int64_t v : x.to_vector<int64_t>()) rest.push_back(v);
-    CHECK(rest == std::vector<int64_t>{8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19});
-  }
-}
-
-TEST_CASE("Loader: a sampler that throws names the epoch and costs neither loader nor resume()") {
-  bool broken = false;
-  data::Loader loader{numbers(6), {.batch_size = 2, .sampler = [&](int64_t) {
-                                     if (broken) throw std::runtime_error("no list");
-                                     return std::vector<int64_t>{5, 4, 3, 2, 1, 0};
-                                   }}};
-  loader.resume({.epoch = 2, .samples = 4});
-  broken = true;
-  CHECK_THROWS_WITH_AS(loader.epoch(2), "no list\n  in Loader: the sampler, for epoch 2",
-                       std::runtime_error);
-  CHECK_THROWS_AS(loader.resume({.epoch = 1, .samples = 2}), std::runtime_error);
-  CHECK(loader.state() == data::LoaderState{2, 4});
-  broken = false;
-  { auto unused = loader.epoch(2); }  // has no loop, so the position stays
-  CHECK(collect(loader, 2) == Batches{{1, 0}});
-  CHECK(collect(loader, 2) == Batches{{5, 4}, {3, 2}, {1, 0}});
-}
-
 TEST_CASE("Loader: an epoch that one process can train gives each of several ranks two samples") {
   for (int64_t n : {66, 67, 68, 69, 70, 71, 72, 95, 96, 33 + 32, 8, 10})
     for (int size = 1; size <= 4; ++size) {
@@ -344,123 +187,6 @@ TEST_CASE("Loader warns before it starts where some rank's only batch has one sa
   CHECK(warnings[2].find("the sampler gives each of 2 ranks 33 samples, so batches of 16 end with "
                          "a batch of one") != std::string::npos);
   set_warning_handler({});
-}
-
-TEST_CASE(
-    "Loader: resumed in any way at any number of ranks and batch size, each sample is seen once") {
-  constexpr int64_t n = 127;
-  set_warning_handler([](const std::string&) {});  // of last batches of one
-  const auto sharded = [](int64_t batch, int rank, int size) {
-    return data::LoaderOptions{
-        .batch_size = batch, .shuffle = true, .seed = 3, .shard = {rank, size}};
-  };
-  const auto sampled = [](int64_t batch, int rank, int size) {
-    return data::LoaderOptions{
-        .batch_size = batch,
-        .sampler = data::DistributedSampler(n, {.shard = {rank, size}, .seed = 3})};
-  };
-  for (const bool sampler : {false, true})
-    for (int before : {1, 2, 3, 5})
-      for (int after : {1, 2, 3, 4, 7})
-        for (int stop = 1; stop <= 7; stop += 2) {
-          CAPTURE(sampler);
-          CAPTURE(before);
-          CAPTURE(after);
-          CAPTURE(stop);
-          const auto make = [&](int64_t batch, int rank, int size) {
-            return sampler ? sampled(batch, rank, size) : sharded(batch, rank, size);
-          };
-          std::multiset<int64_t> seen;
-          const auto see = [&](const Tensor& x) {
-            for (int64_t v : x.to_vector<int64_t>()) seen.insert(v);
-          };
-          data::LoaderState state;
-          NamedTensors dict;
-          for (int rank = before; rank-- > 0;) {
-            data::Loader loader{numbers(n), make(3, rank, before)};
-            int batches = 0;
-            for (auto [x] : loader.epoch(1)) {
-              see(x);
-              state = loader.state();
-              dict = loader.state_dict();
-              if (++batches == stop) break;
-            }
-          }
-          CHECK(state == data::LoaderState{1, int64_t{3} * before * stop});
-          std::set<size_t> batches;
-          for (int rank = 0; rank < after; ++rank) {
-            data::Loader loader{numbers(n), make(4, rank, after)};
-            stop % 2 ? loader.resume(state) : loader.load_state_dict(dict);
-            auto pass = loader.epoch(1);
-            batches.insert(static_cast<size_t>(pass.size()));
-            for (auto [x] : pass) see(x);
-            CHECK(loader.state() == data::LoaderState{2, 0});
-          }
-          REQUIRE(std::set<int64_t>(seen.begin(), seen.end()).size() == n);
-          CHECK(batches.size() == 1);
-          // PyTorch's sampler repeats some at the end, so that each rank has equally many
-          REQUIRE(seen.size() == (sampler ? n + (after - (n - state.samples) % after) % after : n));
-        }
-  set_warning_handler({});
-}
-
-TEST_CASE("Loader: a sampler that cannot deal the rest is told what it can go on from") {
-  struct Fixed {  // deals 0, 1, 2, ... and cannot begin in the middle
-    data::Shard part;
-    data::Shard shard() const { return part; }
-    std::vector<int64_t> operator()(int64_t) const {
-      return data::DistributedSampler(120, {.shard = part, .shuffle = false})(0);
-    }
-  };
-  data::Loader five{numbers(120), {.batch_size = 5, .sampler = Fixed{{1, 5}}}};
-  CHECK_THROWS_WITH_AS(five.resume({.epoch = 0, .samples = 24}),
-                       doctest::Contains("24 samples are done, which is not the same number"),
-                       ValueError);
-  five.resume({.epoch = 0, .samples = 110});
-  CHECK(collect(five, 0) == Batches{{111, 116}});
-  // one for all ranks together
-  data::Loader own{numbers(4), {.batch_size = 2, .sampler = [](int64_t) {
-                                  return std::vector<int64_t>{3, 2, 1, 0};
-                                }}};
-  own.resume({.epoch = 0, .samples = 3});
-  CHECK(collect(own, 0) == Batches{{0}});
-  CHECK_THROWS_WITH_AS(own.resume({.epoch = 0, .samples = 5}), doctest::Contains("it gives 4"),
-                       ValueError);
-  // the order of another kind
-  data::Loader plain{numbers(4), {.batch_size = 2}};
-  for (auto [x] : own.epoch(0)) {
-    CHECK_THROWS_AS(plain.load_state_dict(own.state_dict()), ValueError);
-    break;
-  }
-}
-
-TEST_CASE("Loader: copies have positions of their own, moves keep a running pass, passes overlap") {
-  data::Loader loader{numbers(12), {.batch_size = 2, .workers = 1}};
-  auto first = loader.epoch(0);
-  auto it = first.begin();
-  ++it;
-  data::Loader copy = loader;
-  CHECK(copy.state() == data::LoaderState{0, 4});
-  CHECK(collect(copy, 5).size() == 6);
-  CHECK(loader.state() == data::LoaderState{0, 4});
-  // a pass that began later moves the position, the earlier one no more
-  auto second = loader.epoch(3);
-  auto later = second.begin();
-  ++it;
-  CHECK(loader.state() == data::LoaderState{3, 2});
-  ++later;
-  CHECK(loader.state() == data::LoaderState{3, 4});
-  data::Loader moved = std::move(loader);
-  ++later;
-  CHECK(moved.state() == data::LoaderState{3, 6});
-  CHECK(std::get<0>(*it).to_vector<int64_t>() == std::vector<int64_t>{4, 5});
-  // resume() while a pass runs stands, whatever the pass still does
-  moved.resume({.epoch = 7, .samples = 10});
-  ++later;
-  CHECK(moved.state() == data::LoaderState{7, 10});
-  CHECK(collect(moved, 7) == Batches{{10, 11}});
-  copy = moved;
-  CHECK(copy.state() == data::LoaderState{8, 0});
 }
 
 TEST_CASE("Loader: leaving the loop early stops the workers at once") {
@@ -524,94 +250,6 @@ TEST_CASE(
   CHECK(get_num_threads() == threads);
   data::Loader loader{data::TensorDataset{x}, {.batch_size = 2}};
   for (auto [b] : loader.epoch(0)) CHECK(!b.requires_grad());
-}
-
-TEST_CASE("Loader: a loop resumed in the middle goes on as if it had never stopped") {
-  const auto options = [](int workers, int rank, int size) {
-    return data::LoaderOptions{.batch_size = 8 / size,
-                               .shuffle = true,
-                               .workers = workers,
-                               .seed = 9,
-                               .shard = {rank, size}};
-  };
-  for (int workers : {0, 2})
-    for (size_t stop = 0; stop < 13; ++stop) {
-      data::Loader whole{numbers(100), options(0, 0, 1)};
-      const Batches expected = collect(whole, 4);
-      CHECK(whole.state() == data::LoaderState{5, 0});
-
-      data::Loader first{numbers(100), options(workers, 0, 1)};
-      size_t i = 0;
-      data::LoaderState state;
-      for (auto [x] : first.epoch(4)) {
-        state = first.state();
-        (void)x;
-        if (i++ == stop) break;
-      }
-      CHECK(state.epoch == 4);
-      CHECK(state.samples == static_cast<int64_t>(std::min<size_t>(8 * (stop + 1), 100)));
-
-      // at another number of ranks
-      Batches rest(expected.size() - stop - 1);
-      for (int rank = 0; rank < 2; ++rank) {
-        data::Loader second{numbers(100), options(workers, rank, 2)};
-        second.resume(state);
-        CHECK(second.state() == state);
-        const Batches mine = collect(second, 4);
-        REQUIRE(mine.size() == rest.size());
-        for (size_t k = 0; k < mine.size(); ++k)
-          rest[k].insert(rest[k].end(), mine[k].begin(), mine[k].end());
-        CHECK(second.state() == data::LoaderState{5, 0});
-        CHECK(collect(second, 5).size() == expected.size());  // resuming is for one pass
-      }
-      CHECK(rest == Batches(expected.begin() + static_cast<ptrdiff_t>(stop) + 1, expected.end()));
-    }
-}
-
-TEST_CASE("Loader: resuming elsewhere than the loop starts is an error, not a silent restart") {
-  data::Loader loader{numbers(10)};
-  loader.resume({.epoch = 3, .samples = 5});
-  CHECK_THROWS_WITH_AS(loader.epoch(0),
-                       "Loader: resume() asked for epoch 3 and epoch(0) was called; start the loop "
-                       "over epochs at state.epoch",
-                       ValueError);
-  CHECK(collect(loader, 3).size() == 5);
-  CHECK_THROWS_AS(loader.resume({.epoch = 0, .samples = 11}), ValueError);
-  CHECK_THROWS_AS(loader.resume({.epoch = -1, .samples = 0}), ValueError);
-  CHECK(collect(loader, 0).size() == 10);  // nothing has changed
-}
-
-TEST_CASE(
-    "Loader: the state as tensors: back where it was, unless the order of samples is another") {
-  const auto options = [](uint64_t seed, bool shuffle) {
-    return data::LoaderOptions{.batch_size = 4, .shuffle = shuffle, .seed = seed};
-  };
-  data::Loader first{numbers(10), options(3, true)};
-  for (auto [x] : first.epoch(2)) {
-    (void)x;
-    break;
-  }
-  const NamedTensors middle = first.state_dict();
-  collect(first, 2);
-  const NamedTensors start = first.state_dict();
-
-  data::Loader same{numbers(10), options(3, true)};
-  same.load_state_dict(middle);
-  CHECK(same.state() == data::LoaderState{2, 4});
-  CHECK(collect(same, 2).size() == 2);
-
-  data::Loader other_seed{numbers(10), options(4, true)}, plain{numbers(10), options(3, false)},
-      other_size{numbers(11), options(3, true)};
-  for (auto* other : {&other_seed, &plain, &other_size}) {
-    CHECK_THROWS_AS(other->load_state_dict(middle), ValueError);
-    CHECK(other->state() == data::LoaderState{0, 0});
-    other->load_state_dict(start);  // a new epoch may be anything
-    CHECK(other->state() == data::LoaderState{3, 0});
-  }
-  NamedTensors more = middle;
-  more.emplace_back("extra", ones({}));
-  CHECK_THROWS_WITH_AS(same.load_state_dict(more), doctest::Contains("unexpected: extra"),
-                       ValueError);
 }
 
 TEST_CASE(
@@ -683,33 +321,6 @@ TEST_CASE("Loader: a dataset whose size changes counts anew in each epoch") {
   CHECK_THROWS_WITH_AS(count(5), doctest::Contains("there are no samples"), ValueError);
   *n = 4;
   CHECK(count(5) == 4);
-}
-
-TEST_CASE(
-    "Loader after fork, as processes: the parent's pass is an error, a pass of its own is not") {
-  data::Loader loader{numbers(40), {.batch_size = 4, .workers = 2}};
-  auto pass = loader.epoch(0);
-  auto it = pass.begin();
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::alarm(60);
-    int failed = 0;
-    try {
-      ++it;
-      failed = 1;
-    } catch (const Error& e) {
-      failed = std::string(e.what()).find("threads of the parent") == std::string::npos ? 2 : 0;
-    }
-    if (collect(loader, 1).size() != 10) failed = 3;
-    { const auto ended = std::move(pass); }
-    ::_exit(failed);
-  }
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
-  CHECK(status == 0);
-  int64_t batches = 1;
-  for (++it; it != pass.end(); ++it) ++batches;
-  CHECK(batches == 10);
 }
 
 TEST_CASE("Loader: options that make no sense") {

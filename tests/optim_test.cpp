@@ -422,7 +422,7 @@ TEST_CASE("load_state_dict: every misfit is listed, and options and states stay"
   entry(state, "param_groups.0.momentum") = full({}, 0.5, f64);
   refuse(state, "param_groups.0 (SGD: lr must not be negative, got -1)");
   entry(state, "param_groups.0.lr") = full({}, NAN, f64);
-  refuse(state, "param_groups.0.lr (not one number)");
+  refuse(state, "param_groups.0.lr (must be one number, and is nan)");
   state = good;
   entry(state, "state.0.momentum_buffer") = ones({4});
   refuse(state, "state.0.momentum_buffer (given [4], here [3])");

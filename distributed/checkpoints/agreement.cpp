@@ -3,6 +3,8 @@
 
 #include <cstring>
 
+#include <lockstep/distributed/failure_note.h>
+
 namespace lockstep::dist {
 namespace {
 
@@ -47,6 +49,7 @@ void all_or_none(const Group& group, const std::function<void()>& f) {
   message.push_back(static_cast<uint8_t>(kind));
   broadcast_values(group, message, root, "the error of a rank");
   if (error) std::rethrow_exception(error);
+  note_failed_peer();
   kind = static_cast<Kind>(message.back());
   message.pop_back();
   text = str_cat(std::string_view(reinterpret_cast<const char*>(message.data()), message.size()),

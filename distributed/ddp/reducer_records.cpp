@@ -5,6 +5,7 @@
 
 #include <lockstep/data/loader.h>
 #include <lockstep/distributed/ddp/reducer.h>
+#include <lockstep/distributed/peer_error.h>
 
 namespace lockstep::dist {
 
@@ -46,9 +47,12 @@ bool Reducer::posts_records() const {
 }
 
 void Reducer::fail_about_records(const DistError& e) const {
-  lockstep::fail<DistError>("DDP's control record of synchronised backward ",
-                            stats_.synchronised_backwards + 1, ", sent with ", buckets_[0].label,
-                            ": ", e.what());
+  const std::string text =
+      str_cat("DDP's control record of synchronised backward ", stats_.synchronised_backwards + 1,
+              ", sent with ", buckets_[0].label, ": ", e.what());
+  if (const auto* of_peer = dynamic_cast<const PeerError*>(&e))
+    throw PeerError(of_peer->cause(), text);
+  throw DistError(text);
 }
 
 void Reducer::post_record() {

@@ -1,5 +1,6 @@
 #include <lockstep/tensor/ops/batch_norm.h>
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <limits>
@@ -159,23 +160,27 @@ struct BatchNorm {
     const Tensor range = detail::range_scale(maximum(deviation, std::sqrt(eps)));
     const Tensor scaled = x * range;
     Tensor centred, variance;
+    double shrink = 1;  // of centred, so that running statistics far from x do not overflow it
     if (by_batch) {
       const Tensor about_mean = scaled - over_batch(scaled);
       centred = about_mean - over_batch(about_mean);  // the mean was rounded
       variance = over_batch(square(centred));
     } else {
-      centred = scaled - statistics[0].to(x.dtype()).reshape(per_channel) * range;
+      const Tensor center = statistics[0].to(x.dtype()).reshape(per_channel);
+      shrink = std::min(detail::magnitude_scale(x), detail::magnitude_scale(center));
+      centred = x * (range * shrink) - center * (range * shrink);
       variance = square(deviation * range);
     }
     const Tensor rstd = 1.0 / sqrt(variance + square(range * std::sqrt(eps)));
     const Tensor normal = centred * rstd;
     if (dx.needed(0) || shared) {
-      const double scale = has_weight ? detail::weight_scale(weight) : 1;
-      Tensor g = has_weight ? dy * (weight * scale).reshape(per_channel) : dy;
+      Tensor g = dy;
       if (by_batch) g = g - over_batch(g) - normal * over_batch(g * normal);
-      if (dx.needed(0)) dx.set(0, g * rstd * (range * (1 / scale)));
+      g = g * rstd * range;
+      // The weight last, as in the kernel: it is the same for all of a channel, and may be infinite.
+      if (dx.needed(0)) dx.set(0, has_weight ? g * weight.reshape(per_channel) : g);
     }
-    if (dx.needed(1)) dx.set(1, sum(dy * normal, others));
+    if (dx.needed(1)) dx.set(1, sum(dy * normal, others) * (1 / shrink));
     if (dx.needed(2)) dx.set(2, sum(dy, others));
   }
 };

@@ -61,7 +61,7 @@ struct LayerNorm {
     const Tensor rstd = 1.0 / sqrt(variance);  // [M, 1]
     const Tensor normal = centred * rstd;      // [M, n]
     if (dx.needed(0)) {
-      const double scale = has_weight ? detail::weight_scale(weight) : 1;
+      const double scale = has_weight ? detail::magnitude_scale(weight) : 1;
       const Tensor g = has_weight ? dy * (weight * scale) : dy;
       const Tensor gradient = g - mean(g, {1}, true) - normal * mean(g * normal, {1}, true);
       dx.set(0, rstd * gradient * (range * (1 / scale)));

@@ -18,13 +18,12 @@ inline Tensor range_scale(const Tensor& spread) {
   return where(gt(spread, large), factor, moderate_or_small);
 }
 
-/// The same for a weight that a gradient is multiplied with, which may be near the largest number: 1 or
-/// a small power of two for the whole of it.
-inline double weight_scale(const Tensor& weight) {
-  if (weight.numel() == 0) return 1;
+/// The same for all of a factor or term that may be near the largest number: 1 or a small power of two.
+inline double magnitude_scale(const Tensor& t) {
+  if (t.numel() == 0) return 1;
   const NoGradGuard guard;
-  const bool single = weight.dtype() == DType::f32;
-  return max(abs(weight.detach())).item<double>() > (single ? 0x1p60 : 0x1p500)
+  const bool single = t.dtype() == DType::f32;
+  return max(abs(t.detach())).item<double>() > (single ? 0x1p60 : 0x1p500)
              ? (single ? 0x1p-60 : 0x1p-500)
              : 1;
 }
