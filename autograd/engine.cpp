@@ -197,6 +197,12 @@ class Backward {
         LOCKSTEP_CHECK(replaced.shape() == node.shape, ShapeError,
                        "register_hook: a hook returned a gradient of shape ", replaced.shape(),
                        " for a tensor of shape ", node.shape);
+        LOCKSTEP_CHECK(replaced.dtype() == node.dtype, DTypeError,
+                       "register_hook: a hook returned a gradient of ", replaced.dtype(),
+                       " for a tensor of ", node.dtype, "; convert it with to()");
+        LOCKSTEP_CHECK(replaced.device() == node.device, DeviceError,
+                       "register_hook: a hook returned a gradient on ", replaced.device(),
+                       " for a tensor on ", node.device);
         task.gradient = std::move(replaced);
         task.own = false;
       }

@@ -80,7 +80,7 @@ void GraphCheck::check(Module& called, const std::vector<const TensorBody*>& res
         "; make it an nn::Parameter and name the member that holds it, pass it to forward, ",
         "or detach() it");
   };
-  std::unordered_set<const Node*> seen;
+  std::unordered_set<const Node*> seen(argument_nodes_.begin(), argument_nodes_.end());
   std::vector<Node*> pending;
   const auto reach = [&](Node* node) {
     if (!node || !seen.insert(node).second) return;
@@ -117,6 +117,8 @@ CallScope::CallScope(Module& module)
 
 CallScope::~CallScope() {
   innermost = outer_;
+  if (graph_check_ && std::uncaught_exceptions() > exceptions_)
+    module_.graph_checked_.store(false, std::memory_order_relaxed);  // the next call is checked
   try {
     leave(nullptr);
   } catch (...) {

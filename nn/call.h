@@ -3,6 +3,7 @@
 // is a registered field, and adds the module's path to errors.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string_view>
@@ -68,13 +69,16 @@ class LOCKSTEP_API GraphCheck {
   uint64_t first_node_;  // sequence number of the first node that the call can make
   // Compared by address and not dereferenced: a reference would prevent in-place work in forward.
   std::vector<const TensorBody*> arguments_;
+  std::vector<const Node*> argument_nodes_;  // what lies behind them was made before the call
   bool hidden_arguments_ = false;  // some argument's type may hold tensors that see() cannot reach
 };
 
 template <class T>
 void GraphCheck::see(const T& value, std::vector<const TensorBody*>& bodies, bool argument) {
   if constexpr (std::is_base_of_v<Tensor, T>) {
-    if (value.defined()) bodies.push_back(value.ref().get());
+    if (!value.defined()) return;
+    bodies.push_back(value.ref().get());
+    if (argument) argument_nodes_.push_back(value.node().get());
   } else if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T> ||
                        std::is_base_of_v<Module, T> ||
                        std::is_convertible_v<const T&, std::string_view>) {
@@ -121,6 +125,7 @@ class LOCKSTEP_API CallScope {
   CallScope& outermost_;
   CallObserver* observer_;
   std::unique_ptr<GraphCheck> graph_check_;
+  int exceptions_ = std::uncaught_exceptions();
 };
 
 /// Throws Error unless the object's class has a LOCKSTEP_MODULE of its own.

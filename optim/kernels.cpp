@@ -18,9 +18,12 @@ template <class V, bool momentum, bool nesterov>
 struct SgdFormula {
   static constexpr int arrays = momentum ? 3 : 2;
   V lr, decay, mu, share;
-  HWY_INLINE explicit SgdFormula(const double* c) : lr(c[0]), decay(c[1]), mu(c[2]), share(c[3]) {}
+  bool decays;  // 0 times an infinite parameter would be NaN
+  HWY_INLINE explicit SgdFormula(const double* c)
+      : lr(c[0]), decay(c[1]), mu(c[2]), share(c[3]), decays(c[1] != 0) {}
   HWY_INLINE void operator()(V* v) const {
-    V g = v[1] + decay * v[0];
+    V g = v[1];
+    if (decays) g = g + decay * v[0];
     if constexpr (momentum) {
       v[2] = mu * v[2] + share * g;
       g = nesterov ? g + mu * v[2] : v[2];
@@ -33,6 +36,7 @@ template <class V, bool amsgrad>
 struct AdamFormula {
   static constexpr int arrays = amsgrad ? 5 : 4;
   V step, root, beta1, rest1, beta2, rest2, eps, decay, keep;
+  bool decays;
   HWY_INLINE explicit AdamFormula(const double* c)
       : step(c[0]),
         root(c[1]),
@@ -42,9 +46,12 @@ struct AdamFormula {
         rest2(1 - c[3]),
         eps(c[4]),
         decay(c[5]),
-        keep(c[6]) {}
+        keep(c[6]),
+        decays(c[5] != 0) {}
   HWY_INLINE void operator()(V* v) const {
-    const V p = keep * v[0], g = v[1] + decay * p;
+    const V p = keep * v[0];
+    V g = v[1];
+    if (decays) g = g + decay * p;
     v[2] = beta1 * v[2] + rest1 * g;
     v[3] = beta2 * v[3] + rest2 * g * g;
     V second = v[3];

@@ -141,8 +141,11 @@ void Optimizer::load_state_dict(const NamedTensors& state) {
       options.push_back(t.defined() ? number_of(name, t) : value);
     });
     const std::string name = prefix + "initial_lr";
-    if (const Tensor t = take(name); t.defined())
-      rates[static_cast<size_t>(g)].base = number_of(name, t);
+    if (const Tensor t = take(name); t.defined()) {
+      const double base = number_of(name, t);
+      if (base < 0) misfits.wrong.push_back(str_cat(name, " (must not be negative, and is ", base, ")"));
+      rates[static_cast<size_t>(g)].base = base;
+    }
   }
   const auto exchange_options = [&] {
     size_t next = 0;

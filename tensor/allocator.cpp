@@ -23,6 +23,8 @@ constexpr size_t kSmall = 32 * 1024;
 
 std::atomic<int64_t> active{0}, peak{0}, cached{0}, system_requests{0};
 
+constexpr size_t kMost = SIZE_MAX / 4;  // more than any machine has; sizes stay clear of overflow
+
 /// Rounds up to the next of {4, 5, 6, 7} x a power of two.
 size_t class_size(size_t bytes) {
   const size_t step = std::bit_floor(bytes) / 4;
@@ -76,7 +78,7 @@ void* allocate(size_t bytes) {
       reinterpret_cast<void**>(aligned)[-1] = raw;
       block = aligned;
     }
-  } else {
+  } else if (bytes <= kMost) {
     const size_t size = class_size(bytes);
     auto& list = cache().free[class_index(size)];
     {

@@ -69,17 +69,24 @@ Leaf::Leaf(TensorBody* owner) : owner(owner) {
 }
 
 void Leaf::accumulate(Tensor g, bool may_take) {
-  if (!owner) return;  // the tensor is destroyed
+  Tensor self;  // keeps the tensor until the hooks have run
   {
-    const std::lock_guard lock(accumulating_);
+    const std::lock_guard lock(mutex_);
+    if (!owner || !owner->retain_if_alive()) return;  // it is destroyed, or just now
+    self = Tensor(Ref<TensorBody>(owner));
+    owner->release();
     add_to_gradient(std::move(g), may_take);
     accumulated = true;
   }
-  if (!post_hooks->empty()) {
-    const Tensor self{Ref<TensorBody>(owner)};
-    for (auto& [id, hook] : PostHooks(*post_hooks)) hook(self);
-  }
+  for (auto& [id, hook] : PostHooks(*post_hooks)) hook(self);
   if (watcher) watcher->leaf_ready(*this);
+}
+
+void Leaf::owner_is_destroyed() noexcept {
+  Tensor last;  // its gradient: one made with create_graph refers back to the leaf
+  const std::lock_guard lock(mutex_);
+  owner = nullptr;
+  std::swap(last, gradient);
 }
 
 void Leaf::add_to_gradient(Tensor g, bool may_take) {

@@ -100,6 +100,9 @@ struct LOCKSTEP_API Leaf final : Node {
   /// What zero_grad does to one tensor: its gradient becomes undefined, or zeros in place.
   void zero_grad(bool set_to_none);
 
+  /// The tensor is destroyed, perhaps while another thread accumulates.
+  void owner_is_destroyed() noexcept;
+
   TensorBody* owner;  // the tensor; null once it is destroyed
   Tensor gradient;
   bool accumulated = false;  // a backward has added to it since it was cleared, assigned or reduced
@@ -113,7 +116,7 @@ struct LOCKSTEP_API Leaf final : Node {
 
  private:
   void add_to_gradient(Tensor g, bool may_take);
-  std::mutex accumulating_;
+  std::mutex mutex_;  // of owner and gradient in accumulate() and owner_is_destroyed()
 };
 
 /// Whether ops record the graph on this thread; NoGradGuard turns it off for a scope.

@@ -16,6 +16,7 @@
 // one that calls kernels must use ops instead when is_grad_enabled().
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <utility>
@@ -153,8 +154,12 @@ LOCKSTEP_API void check_in_place(const char* op, const Tensor& x, bool records);
 /// too: the previous base with the view's elements replaced.
 LOCKSTEP_API void attach_in_place(const Tensor& x, Ref<Node> node);
 
+/// Makes y, which shares x's storage, a view of x: in-place ops on either reach the other's gradient.
+LOCKSTEP_API void become_view(const Tensor& y, const Tensor& x);
+
 /// A view that forward made, and that alone holds its storage, is an ordinary tensor.
-inline void own_result(const Tensor& y) {
+inline void own_result(const char* op, const Tensor& y) {
+  LOCKSTEP_CHECK(y.defined(), Error, op, ": its forward returned an undefined tensor");
   if (TensorBody& b = y.body(); b.untracked_view && b.storage->use_count() == 1)
     b.untracked_view = false;
 }
@@ -178,11 +183,15 @@ Tensor apply(Op op, const Inputs&... inputs) {
   const bool record = records(inputs...);
   Saver saver(record);
   Tensor y = run_forward(op, saver, inputs...);
-  own_result(y);
-  if (record && is_floating(y.dtype()))
-    attach(y,
-           make_ref<OpNode<Op, sizeof...(Inputs)>>(
-               std::move(op), std::array<const Tensor*, sizeof...(Inputs)>{&inputs...}, y, saver));
+  own_result(Op::name, y);
+  if (!record || !is_floating(y.dtype())) return y;
+  // An input that forward returns as it is keeps its own node; the result is a view of it.
+  const std::array<const Tensor*, sizeof...(Inputs)> all{&inputs...};
+  const auto same = std::find_if(all.begin(), all.end(),
+                                 [&](const Tensor* x) { return x->defined() && x->is_same(y); });
+  if (same != all.end()) y = y.detach();
+  attach(y, make_ref<OpNode<Op, sizeof...(Inputs)>>(std::move(op), all, y, saver));
+  if (same != all.end()) become_view(y, **same);
   return y;
 }
 }  // namespace detail
@@ -247,8 +256,13 @@ Tensor apply_list(Op op, std::vector<Tensor> inputs) {
     NoGradGuard guard;
     y = op.forward(inputs);
   }
-  detail::own_result(y);
-  if (record && is_grad_enabled()) detail::attach(y, make_ref<ListNode<Op>>(std::move(op), inputs));
+  detail::own_result(Op::name, y);
+  if (!record || !is_grad_enabled()) return y;
+  const auto same = std::find_if(inputs.begin(), inputs.end(),
+                                 [&](const Tensor& x) { return x.is_same(y); });
+  if (same != inputs.end()) y = y.detach();
+  detail::attach(y, make_ref<ListNode<Op>>(std::move(op), inputs));
+  if (same != inputs.end()) detail::become_view(y, *same);
   return y;
 }
 

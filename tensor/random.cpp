@@ -185,7 +185,7 @@ Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions opti
           p[i] = number(bounded(range, key.bits64(static_cast<uint64_t>(i)), 64, key, i));
       });
   });
-  return t;
+  return options.requires_grad ? t.requires_grad_() : t;
 }
 
 std::vector<int64_t> random_permutation(int64_t n, RandomKey key) {

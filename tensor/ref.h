@@ -22,6 +22,13 @@ class LOCKSTEP_API RefCounted {
 
   int64_t use_count() const noexcept { return count_.load(std::memory_order_acquire); }
   void retain() const noexcept { count_.fetch_add(1, std::memory_order_relaxed); }
+  /// retain(), unless the last reference is released: for whoever knows the object by a pointer alone.
+  bool retain_if_alive() const noexcept {
+    int64_t count = count_.load(std::memory_order_relaxed);
+    while (count > 0)
+      if (count_.compare_exchange_weak(count, count + 1, std::memory_order_relaxed)) return true;
+    return false;
+  }
   void release() const noexcept {
     if (count_.fetch_sub(1, std::memory_order_acq_rel) == 1)
       const_cast<RefCounted*>(this)->dispose();

@@ -202,6 +202,10 @@ void save_safetensors(const std::string& path, const NamedTensors& tensors,
     LOCKSTEP_CHECK(tensor.defined(), ValueError, "save_safetensors: tensor ", quoted_name(name),
                    " is undefined");
   }
+  for (const auto& [key, value] : metadata)  // it would come back as a tensor
+    LOCKSTEP_CHECK(!key.starts_with(kTied) || !names.contains(value), ValueError,
+                   "save_safetensors: metadata ", quoted_name(key), ": ", quoted_name(value),
+                   " would be read as another name of that tensor; choose a key without '", kTied, "'");
   Metadata all = metadata;
   all.emplace("format", "pt");
   const NamedTensors kept = without_tied(tensors, all);

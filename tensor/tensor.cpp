@@ -9,9 +9,7 @@
 namespace lockstep {
 
 TensorBody::~TensorBody() {
-  if (!leaf) return;
-  leaf->owner = nullptr;
-  leaf->gradient = Tensor();  // a gradient made with create_graph refers back to the leaf
+  if (leaf) leaf->owner_is_destroyed();
 }
 
 // ---- what it is ----
@@ -84,8 +82,8 @@ void Tensor::set_grad(const Tensor& grad) const {
                  "set_grad: only a floating leaf holds a gradient; this tensor is ",
                  is_leaf() ? str_cat(dtype()) : str_cat("made by ", node()->name()));
   if (grad.defined()) {
-    LOCKSTEP_CHECK(!grad.is_same(*this), AutogradError,
-                   "set_grad: a tensor cannot be its own gradient");
+    LOCKSTEP_CHECK(!grad.is_same(*this) && grad.body().base != ref(), AutogradError,
+                   "set_grad: a tensor cannot be its own gradient, nor can a view of it; detach() it");
     LOCKSTEP_CHECK(grad.shape() == shape(), ShapeError, "set_grad: the gradient has shape ",
                    grad.shape(), ", the tensor ", shape());
     LOCKSTEP_CHECK(grad.dtype() == dtype(), DTypeError, "set_grad: the gradient is ", grad.dtype(),
@@ -219,6 +217,8 @@ Tensor from_blob(void* data, const Shape& shape, TensorOptions options,
       ShapeError, "from_blob: shape ", shape, " of ", options.dtype,
       " has more bytes than 64 bits can count");
   LOCKSTEP_CHECK(data || numel == 0, ValueError, "from_blob: null data for shape ", shape);
+  LOCKSTEP_CHECK(!options.requires_grad || is_floating(options.dtype), DTypeError,
+                 "from_blob: only floating tensors can require grad, not ", options.dtype);
   auto body = make_ref<TensorBody>();
   body->storage =
       make_ref<Storage>(data, static_cast<size_t>(bytes), options.device, std::move(release));
@@ -265,7 +265,8 @@ std::string Tensor::to_string() const {
   if (!defined()) return "tensor(undefined)";
   std::string text = "tensor(";
   if (device().is_cpu()) {
-    print_dim(text, detach(), numel() > 200 ? 3 : std::numeric_limits<int32_t>::max());
+    const bool is_long = numel() > 200 || numel() == 0;  // an empty one may have many empty rows
+    print_dim(text, detach(), is_long ? 3 : std::numeric_limits<int32_t>::max());
     text += ", ";
   }
   text += str_cat("shape ", shape(), ", ", dtype());

@@ -8,6 +8,13 @@
 #include <lockstep/tensor/ops/reduce.h>
 
 namespace lockstep {
+
+void detail::become_view(const Tensor& y, const Tensor& x) {
+  TensorBody& b = y.body();
+  b.base = x.body().base ? x.body().base : x.ref();
+  b.graph.store(b.base->graph.load(std::memory_order_acquire), std::memory_order_relaxed);
+}
+
 namespace {
 
 /// A tensor that shares x's storage with another shape, strides and offset.
@@ -26,13 +33,10 @@ Tensor alias(const Tensor& x, const Shape& shape, const Strides& strides, int64_
 template <class Op>
 Tensor apply_view(Op op, const Tensor& x) {
   Tensor y = apply(std::move(op), x);
-  TensorBody& b = y.body();
-  if (is_grad_enabled()) {
-    b.base = x.body().base ? x.body().base : x.ref();
-    b.graph.store(b.base->graph.load(std::memory_order_acquire), std::memory_order_relaxed);
-  } else {
-    b.untracked_view = true;
-  }
+  if (is_grad_enabled())
+    detail::become_view(y, x);
+  else
+    y.body().untracked_view = true;
   return y;
 }
 
@@ -262,8 +266,8 @@ Tensor Tensor::permute(const Shape& order) const {
 Tensor Tensor::transpose(int64_t a, int64_t b) const {
   Shape order;
   for (int i = 0; i < dim(); ++i) order.push_back(i);
-  if (dim() > 0)
-    std::swap(order[wrap_dim("transpose", a, dim())], order[wrap_dim("transpose", b, dim())]);
+  const int p = wrap_dim("transpose", a, dim()), q = wrap_dim("transpose", b, dim());
+  if (dim() > 0) std::swap(order[p], order[q]);
   return permute(order);
 }
 
@@ -303,8 +307,8 @@ Tensor Tensor::slice(int64_t dim, Slice range) const {
 
 Tensor Tensor::narrow(int64_t dim, int64_t start, int64_t length) const {
   const int64_t n = size(dim);
-  LOCKSTEP_CHECK(start >= 0 && length >= 0 && start <= n - length, IndexError, "narrow: ", start,
-                 " .. ", start + length, " is outside dimension ", dim, " of shape ", shape());
+  LOCKSTEP_CHECK(start >= 0 && length >= 0 && start <= n - length, IndexError, "narrow: start ",
+                 start, " and length ", length, " go beyond dimension ", dim, " of shape ", shape());
   return slice(dim, {.start = start, .stop = start + length});
 }
 

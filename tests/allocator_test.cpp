@@ -157,3 +157,8 @@ TEST_CASE("when the system has no more, OutOfMemory says how much was asked and 
   CHECK_NOTHROW(bytes(kLarge));  // and life goes on
   CHECK_THROWS_AS(empty({1}, {.device = {DeviceType::cuda, 0}}), DeviceError);
 }
+
+TEST_CASE("empty: sizes that no machine has are OutOfMemory") {
+  for (const int64_t n : {int64_t{1} << 60, (int64_t{1} << 62) - 1, int64_t{7} << 59})
+    for (DType t : {DType::f32, DType::u8}) CHECK_THROWS_AS(empty({n}, {.dtype = t}), OutOfMemory);
+}

@@ -101,10 +101,15 @@ void* operator new(size_t n) {
   if (void* block = failing_allocations::count_live(std::malloc(n ? n : 1))) return block;
   throw std::bad_alloc();
 }
+void* operator new(size_t n, const std::nothrow_t&) noexcept {
+  if (failing_allocations::fails()) return nullptr;
+  return failing_allocations::count_live(std::malloc(n ? n : 1));
+}
 void operator delete(void* block) noexcept {
   failing_allocations::count_freed(block);
   std::free(block);
 }
 void operator delete(void* block, size_t) noexcept { operator delete(block); }
+void operator delete(void* block, const std::nothrow_t&) noexcept { operator delete(block); }
 
 #endif

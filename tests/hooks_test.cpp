@@ -138,3 +138,14 @@ TEST_CASE("grad: gradients that are kept do not change over ten steps") {
     CHECK(kept.size() == 10 * (2 * (6 + 1) + 6));
   }
 }
+
+TEST_CASE("register_hook: a gradient of another dtype is refused, of a leaf and of a result") {
+  const auto to_f64 = [](const Tensor& g) { return g.to(DType::f64); };
+  const Tensor x = ones({3}).requires_grad_();
+  x.register_hook(to_f64);
+  CHECK_THROWS_AS((x * 2.0).sum().backward(), DTypeError);
+  CHECK_FALSE(x.grad().defined());
+  const Tensor w = ones({3}).requires_grad_(), y = w * w;
+  y.register_hook(to_f64);
+  CHECK_THROWS_WITH_AS(y.sum().backward(), doctest::Contains("f64 for a tensor of f32"), DTypeError);
+}

@@ -387,3 +387,47 @@ TEST_CASE("eval: a batch norm that is frozen inside a net in training keeps its 
   CHECK(frozen.weight.grad().defined());
   CHECK(!net.clone().at<nn::BatchNorm1d>(1).is_training());
 }
+
+namespace {
+
+struct Hidden : nn::Module {
+  Tensor weight = ones({2}).requires_grad_();  // in no field
+  bool fails = true;
+  Tensor forward(const Tensor& x) {
+    if (fails) throw std::runtime_error("not yet");
+    return x * weight;
+  }
+  LOCKSTEP_MODULE(Hidden)
+};
+struct OneLayer : nn::Module {
+  nn::Linear fc{4, 2};
+  Tensor forward(Tensor x) { return fc(x); }
+  LOCKSTEP_MODULE(OneLayer, fc)
+};
+
+}  // namespace
+
+TEST_CASE("call: leaves of no field are looked for until a call has succeeded") {
+  Hidden net;
+  CHECK_THROWS_AS(net(ones({2})), std::runtime_error);
+  net.fails = false;
+  CHECK_THROWS_AS(net(ones({2})), Error);
+}
+
+TEST_CASE("call: an argument with a graph from another thread is no hidden leaf") {
+  const Tensor w = ones({4}).requires_grad_();
+  Tensor many = w;
+  for (int i = 0; i < 1000; ++i) many = many * 1.0;
+  const Tensor x = (w * 2.0).view({1, 4});
+  std::string error;
+  std::thread([&] {
+    try {
+      OneLayer net;
+      net(x).sum().backward();
+    } catch (const std::exception& e) {
+      error = e.what();
+    }
+  }).join();
+  CHECK(error == "");
+  CHECK(w.grad().defined());
+}

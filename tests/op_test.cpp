@@ -289,3 +289,44 @@ TEST_CASE("gradcheck asks for f64 and for something to check") {
   CHECK_THROWS_AS(gradcheck(f, {ones({2}).requires_grad_()}), DTypeError);
   CHECK_THROWS_AS(gradcheck(f, {tensor(V{1})}), AutogradError);
 }
+
+namespace {
+
+struct Reverse {  // of the gradient
+  static constexpr const char* name = "reverse";
+  static constexpr unsigned saves = 0;
+  Tensor forward(const Tensor& x) const { return x; }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const { dx.set(0, neg(dy)); }
+};
+struct Nothing {
+  static constexpr const char* name = "nothing";
+  static constexpr unsigned saves = 0;
+  Tensor forward(const Tensor&) const { return {}; }
+  void backward(const Saved&, const Tensor&, InputGradients&) const {}
+};
+
+}  // namespace
+
+TEST_CASE("apply: an input that forward returns as it is keeps its node") {
+  const Tensor x = tensor<double>({1, 2}).requires_grad_();
+  const Tensor h = x * 1.0, y = apply(Reverse{}, h);
+  (h.sum() * 3.0 + y.sum()).backward();
+  CHECK(x.grad().to_vector<double>() == V{2, 2});
+
+  const Tensor leaf = tensor<double>({1, 2}).requires_grad_();
+  Tensor z = apply(Reverse{}, leaf);
+  CHECK(leaf.is_leaf());
+  CHECK(z.data_ptr() == leaf.data_ptr());
+  z.sum().backward();
+  CHECK(leaf.grad().to_vector<double>() == V{-1, -1});
+  CHECK_THROWS_AS(z.mul_(2), AutogradError);  // it lies over a leaf
+
+  Tensor middle = x * 1.0;  // in place on the result reaches what it is a view of
+  apply(Reverse{}, middle).mul_(3);
+  CHECK(middle.to_vector<double>() == V{3, 6});
+}
+
+TEST_CASE("apply: an undefined result is an error that names the op") {
+  const Tensor x = ones({2}).requires_grad_();
+  CHECK_THROWS_WITH_AS(apply(Nothing{}, x), Contains("nothing: its forward returned"), Error);
+}

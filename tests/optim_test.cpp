@@ -455,3 +455,31 @@ TEST_CASE("step: it follows a parameter that is cast, and not one that is replac
   opt.step();
   CHECK(difference(layer.weight, zeros({1, 2})) == 0);
 }
+
+TEST_CASE("step: an infinite element stays where nothing decays") {
+  const auto after = [](auto make) {
+    const Tensor p = tensor<float>({-INFINITY, 1}).requires_grad_();
+    p.set_grad(tensor<float>({0, 1}));
+    make(p).step();
+    return p[0].item<float>();
+  };
+  CHECK(after([](Tensor p) { return optim::SGD{{p}, {.lr = 0.1}}; }) == -INFINITY);
+  CHECK(after([](Tensor p) { return optim::SGD{{p}, {.lr = 0.1, .momentum = 0.9}}; }) == -INFINITY);
+  CHECK(after([](Tensor p) { return optim::Adam{{p}, {.lr = 0.1}}; }) == -INFINITY);
+  CHECK(after([](Tensor p) { return optim::AdamW{{p}, {.lr = 0.1, .weight_decay = 0}}; }) ==
+        -INFINITY);
+}
+
+TEST_CASE("load_state_dict: a negative initial_lr is a misfit") {
+  const Tensor w = ones({3}).requires_grad_();
+  optim::SGD opt{{w}, {.lr = 0.1}};
+  NamedTensors state = opt.state_dict();
+  bool found = false;
+  for (auto& [name, t] : state)
+    if (name == "param_groups.0.initial_lr") {
+      t = full({}, -7, {.dtype = DType::f64});
+      found = true;
+    }
+  if (!found) state.emplace_back("param_groups.0.initial_lr", full({}, -7, {.dtype = DType::f64}));
+  CHECK_THROWS_AS(opt.load_state_dict(state), ValueError);
+}

@@ -304,3 +304,8 @@ TEST_CASE("every order of three is equally likely") {
   }
   CHECK(orders == 6);
 }
+
+TEST_CASE("randint: requires_grad holds for floating dtypes, and is refused for integers") {
+  CHECK(randint(0, 5, {3}, {.dtype = DType::f32, .requires_grad = true}).requires_grad());
+  CHECK_THROWS_AS(randint(0, 5, {3}, {.dtype = DType::i64, .requires_grad = true}), Error);
+}

@@ -267,3 +267,14 @@ TEST_CASE("errors name the op, the rule and the values") {
   CHECK_THROWS_AS(argmax(x, 2), IndexError);
   CHECK(argmax(zeros({2, 0}), 0).shape() == Shape{0});
 }
+
+TEST_CASE("mean and var of equal magnitudes are exact: totals are divided, not scaled") {
+  for (int64_t n = 1; n <= 300; ++n) {
+    CAPTURE(n);
+    CHECK(mean(ones({n}, {.dtype = DType::f64})).item<double>() == 1);
+    CHECK(mean(ones({n})).item<float>() == 1);
+    const Tensor x = full({2 * n}, 1, {.dtype = DType::f64});
+    x.slice(0, {.start = 0, .stop = n}).fill_(-1);
+    CHECK(var(x, {0}, 0).item<double>() == 1);
+  }
+}

@@ -20,15 +20,16 @@ std::vector<double> reference(const Tensor& x, int dim, bool logarithm) {
   std::vector<double> y(values.size());
   const int64_t n = x.dim() ? x.shape()[dim] : 1,
                 stride = x.dim() ? contiguous_strides(x.shape())[dim] : 1;
-  for (int64_t i = 0; i < x.numel(); ++i) {
-    const int64_t first = i - i / stride % n * stride;
+  for (int64_t first = 0; first < x.numel(); ++first) {
+    if (first / stride % n != 0) continue;  // not the first of its slice
+    const auto at = [&](int64_t k) { return static_cast<size_t>(first + k * stride); };
     double largest = -kInf, total = 0;
-    for (int64_t k = 0; k < n; ++k)
-      largest = std::max(largest, values[static_cast<size_t>(first + k * stride)]);
-    for (int64_t k = 0; k < n; ++k)
-      total += std::exp(values[static_cast<size_t>(first + k * stride)] - largest);
-    const double log_y = values[static_cast<size_t>(i)] - largest - std::log(total);
-    y[static_cast<size_t>(i)] = logarithm ? log_y : std::exp(log_y);
+    for (int64_t k = 0; k < n; ++k) largest = std::max(largest, values[at(k)]);
+    for (int64_t k = 0; k < n; ++k) total += std::exp(values[at(k)] - largest);
+    for (int64_t k = 0; k < n; ++k) {
+      const double log_y = values[at(k)] - largest - std::log(total);
+      y[at(k)] = logarithm ? log_y : std::exp(log_y);
+    }
   }
   return y;
 }

@@ -344,3 +344,32 @@ TEST_CASE("channels-last is a stride order that element-wise ops keep") {
   CHECK_FALSE(strided.is_contiguous());
   CHECK(strided.t().is_contiguous());
 }
+
+TEST_CASE("to_string: an empty tensor with a long dimension is short") {
+  CHECK(zeros({100000000, 0}).to_string().size() < 200);
+  CHECK(zeros({0, 3}).to_string() == "tensor([], shape [0, 3], f32)");
+}
+
+TEST_CASE("set_grad: neither a tensor nor a view of it is its own gradient") {
+  const Tensor x = ones({2}).requires_grad_();
+  CHECK_THROWS_AS(x.set_grad(x), AutogradError);
+  CHECK_THROWS_AS(x.set_grad(x.view({2})), AutogradError);
+  x.set_grad(x.detach());
+  CHECK(x.grad().to_vector<double>() == V{1, 1});
+}
+
+TEST_CASE("transpose and narrow: what is out of range is named") {
+  CHECK_THROWS_AS(zeros({}).transpose(5, -9), IndexError);
+  CHECK(zeros({}).transpose(0, -1).dim() == 0);
+  CHECK_THROWS_WITH_AS(zeros({9}).narrow(0, 5, std::numeric_limits<int64_t>::max()),
+                       Contains("start 5 and length 9223372036854775807"), IndexError);
+}
+
+TEST_CASE("from_blob: what it refuses it does not release") {
+  int64_t data[2] = {1, 2};
+  bool released = false;
+  CHECK_THROWS_AS(from_blob(data, {2}, {.dtype = DType::i64, .requires_grad = true},
+                            [&] { released = true; }),
+                  DTypeError);
+  CHECK_FALSE(released);
+}

@@ -3,6 +3,7 @@
 // after the other.
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -112,4 +113,33 @@ TEST_CASE("dropout and randn: a generator of one's own does not notice other thr
     }
     if (got != want) throw Error("other numbers");
   });
+}
+
+TEST_CASE("backward: another thread may let go of the leaf meanwhile") {
+  const int before = get_num_threads();
+  set_num_threads(1);
+  std::atomic<int> begun{0}, done{0};
+  constexpr int rounds = 3000;
+  Tensor leaf;
+  std::thread other([&] {
+    for (int i = 1; i <= rounds; ++i) {
+      while (begun.load() < i) std::this_thread::yield();
+      for (volatile int wait = i * 7 % 60; wait > 0;) wait = wait - 1;
+      leaf = Tensor();
+      done.store(i);
+    }
+  });
+  int64_t seen = 0;
+  for (int i = 1; i <= rounds; ++i) {
+    leaf = ones({4}).requires_grad_();
+    leaf.register_post_accumulate_grad_hook([&](const Tensor& t) { seen += t.numel(); });
+    const Tensor y = leaf.sum();
+    begun.store(i);
+    y.backward();
+    while (done.load() < i) std::this_thread::yield();
+  }
+  other.join();
+  CHECK(seen % 4 == 0);
+  CHECK(seen <= 4 * rounds);
+  set_num_threads(before);
 }

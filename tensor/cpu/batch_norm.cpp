@@ -113,7 +113,7 @@ struct Statistics {
   /// What rounding to T took from the mean.
   template <class T>
   double rest(int64_t c) const {
-    return means[c] - static_cast<T>(means[c]) + rests[c];
+    return std::isfinite(means[c]) ? means[c] - static_cast<T>(means[c]) + rests[c] : 0;
   }
   /// (x - mean) / spread of an element of any magnitude.
   template <class T>

@@ -253,14 +253,14 @@ class Reduction {
   std::unique_ptr<Total[]> partial_;  // [blocks, results]
 };
 
-void sum_cpu(const Tensor& y, const Tensor& x, double scale) {
+void sum_cpu(const Tensor& y, const Tensor& x, double divisor) {
   dispatch("sum", x.dtype(), [&]<class T>(TypeTag<T>) {
     using Out = std::conditional_t<std::is_floating_point_v<T>, T, int64_t>;
     Out* out = y.data<Out>();
-    if (x.numel() == 0) return void(std::fill_n(out, y.numel(), static_cast<Out>(0 * scale)));
+    if (x.numel() == 0) return void(std::fill_n(out, y.numel(), static_cast<Out>(0 / divisor)));
     auto write = [=](int64_t i, SumOf::Total<T> total) {
       if constexpr (std::is_floating_point_v<T>)
-        out[i] = static_cast<T>(total * scale);
+        out[i] = static_cast<T>(total / divisor);
       else
         out[i] = static_cast<int64_t>(total);
     };
@@ -268,12 +268,12 @@ void sum_cpu(const Tensor& y, const Tensor& x, double scale) {
   });
 }
 
-void squared_deviations_cpu(const Tensor& y, const Tensor& x, double scale) {
+void squared_deviations_cpu(const Tensor& y, const Tensor& x, double divisor) {
   dispatch_floating("var", x.dtype(), [&]<class T>(TypeTag<T>) {
     T* out = y.data<T>();
-    if (x.numel() == 0) return void(std::fill_n(out, y.numel(), static_cast<T>(0 * scale)));
+    if (x.numel() == 0) return void(std::fill_n(out, y.numel(), static_cast<T>(0 / divisor)));
     auto write = [=](int64_t i, const cpu::Moments<T>& m) {
-      out[i] = static_cast<T>(m.m2 * scale);
+      out[i] = static_cast<T>(m.m2 / divisor);
     };
     Reduction<MomentsOf, T, decltype(write)>(y, x, write).run();
   });

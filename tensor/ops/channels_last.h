@@ -9,6 +9,7 @@ namespace lockstep::detail {
 
 /// Uninitialised, channels-last, in dtype and device of `like`.
 inline Tensor empty_channels_last(const Shape& s, const Tensor& like) {
+  checked_numel("empty", s);
   return empty_strided(s, {s[1] * s[2] * s[3], 1, s[3] * s[1], s[1]},
                        {.dtype = like.dtype(), .device = like.device()});
 }

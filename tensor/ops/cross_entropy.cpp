@@ -22,7 +22,7 @@ struct CrossEntropy {
   static constexpr const char* name = "cross_entropy";
   static constexpr unsigned saves = kInput(0) | kInput(1);
   kernels::CrossEntropyTask task;
-  double scale = 1;  // of the gradient
+  double divisor = 1;  // of the gradient
 
   Tensor forward(Saver& saved, const Tensor& logits, const Tensor& target) {  // [N, C, ...], [N, ...]
     const TensorOptions options{.dtype = logits.dtype(), .device = logits.device()};
@@ -32,7 +32,7 @@ struct CrossEntropy {
     const int64_t counted =
         kernels::cross_entropy.on(logits.device())(y, statistics, logits, target, task);
     if (task.reduction == Reduction::mean)
-      scale = 1 / static_cast<double>(std::max<int64_t>(counted, 1));
+      divisor = static_cast<double>(std::max<int64_t>(counted, 1));
     saved.keep(0, statistics);
     return y;
   }
@@ -41,13 +41,13 @@ struct CrossEntropy {
     const Tensor logits = saved.input(0), target = saved.input(1);
     if (is_grad_enabled()) {
       const Tensor counts = ne(target, task.ignore_index).unsqueeze(1);  // [N, 1, ...]
-      const Tensor weight = (dy * scale).expand(target.shape()).unsqueeze(1);
+      const Tensor weight = (dy / divisor).expand(target.shape()).unsqueeze(1);
       const Tensor difference = softmax(where(counts, logits, 0), 1) - distribution(target, logits);
       return dx.set(0, where(counts, difference * where(counts, weight, 0), 0));
     }
     Tensor g = empty(logits.shape(), {.dtype = logits.dtype(), .device = logits.device()});
     kernels::cross_entropy_backward.on(logits.device())(g, saved.kept(0), logits, target,
-                                                        dy.contiguous(), scale, task);
+                                                        dy.contiguous(), divisor, task);
     dx.set(0, std::move(g));
   }
 
@@ -154,7 +154,7 @@ int64_t cross_entropy_cpu(const Tensor& y, const Tensor& statistics, const Tenso
 }
 
 void cross_entropy_backward_cpu(const Tensor& dx, const Tensor& statistics, const Tensor& logits,
-                                const Tensor& target, const Tensor& dy, double scale,
+                                const Tensor& target, const Tensor& dy, double divisor,
                                 kernels::CrossEntropyTask task) {
   const Spans spans(logits);
   const int64_t classes = spans.classes, step = spans.class_stride();
@@ -164,7 +164,7 @@ void cross_entropy_backward_cpu(const Tensor& dx, const Tensor& statistics, cons
     const T sharp = static_cast<T>(1 - task.label_smoothing);
     const int64_t dy_step = task.reduction == Reduction::none ? 1 : 0;
     const auto weight_of = [&](int64_t i) {
-      return static_cast<T>(scale * dy.data<T>()[i * dy_step]);
+      return static_cast<T>(dy.data<T>()[i * dy_step] / divisor);
     };
     // An infinite weight is multiplied last: the label's gradient is one product, not two.
     const auto early = [](T weight) { return std::isfinite(weight) ? weight : T(1); };

@@ -36,10 +36,10 @@ struct CrossEntropyTask {
 LOCKSTEP_API extern Kernel<int64_t(const Tensor& y, const Tensor& statistics, const Tensor& logits,
                                    const Tensor& target, CrossEntropyTask task)>
     cross_entropy;
-/// dx = (softmax(x) - target distribution) * scale * dy, all in one pass; 0 for ignored samples. dy
+/// dx = (softmax(x) - target distribution) * dy / divisor, all in one pass; 0 for ignored samples. dy
 /// is row-major, of y's shape.
 LOCKSTEP_API extern Kernel<void(const Tensor& dx, const Tensor& statistics, const Tensor& logits,
-                                const Tensor& target, const Tensor& dy, double scale,
+                                const Tensor& target, const Tensor& dy, double divisor,
                                 CrossEntropyTask task)>
     cross_entropy_backward;
 }  // namespace kernels

@@ -34,22 +34,22 @@ struct Reduced {
   }
 };
 
-/// y = scale * sum over the dimensions in which `kept` has size 1, seen as `shape`.
+/// y = sum / divisor over the dimensions in which `kept` has size 1, seen as `shape`.
 struct Sum {
   static constexpr const char* name = "sum";
   static constexpr unsigned saves = 0;
   Shape kept, shape;
-  double scale = 1;
+  double divisor = 1;
   Shape from = {};
   Tensor forward(const Tensor& x) {
     from = x.shape();
     const DType dtype = is_floating(x.dtype()) ? x.dtype() : DType::i64;
     Tensor y = empty(kept, {.dtype = dtype, .device = x.device()});
-    kernels::sum.on(x.device())(y, x, scale);
+    kernels::sum.on(x.device())(y, x, divisor);
     return kept == shape ? y : y.view(shape);
   }
   void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
-    const Tensor scaled = scale == 1 ? dy : dy * scale;
+    const Tensor scaled = divisor == 1 ? dy : dy / divisor;
     dx.set(0, scaled.reshape(kept).expand(from));
   }
 };
@@ -58,18 +58,18 @@ struct Var {
   static constexpr const char* name = "var";
   static constexpr unsigned saves = kInput(0);
   Shape kept, shape;
-  double scale;  // 1 / (n - correction)
+  double divisor;  // n - correction, at least 0
   Shape dims;
   Tensor forward(const Tensor& x) {
     Tensor y = empty(kept, {.dtype = x.dtype(), .device = x.device()});
-    kernels::squared_deviations.on(x.device())(y, x, scale);
+    kernels::squared_deviations.on(x.device())(y, x, divisor);
     return kept == shape ? y : y.view(shape);
   }
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
     // Halved, so that differences of the largest numbers fit; the mean of what is left corrects for
     // the rounding of the first.
     const Tensor half = saved.input(0) * 0.5, about_mean = half - mean(half, dims, true);
-    dx.set(0, (about_mean - mean(about_mean, dims, true)) * (dy.reshape(kept) * (4 * scale)));
+    dx.set(0, (about_mean - mean(about_mean, dims, true)) * (dy.reshape(kept) * (4 / divisor)));
   }
 };
 
@@ -118,15 +118,15 @@ Tensor mean(const Tensor& x, const Shape& dims, bool keepdim) {
   LOCKSTEP_CHECK(is_floating(x.dtype()), DTypeError, "mean: needs a floating tensor, got ",
                  x.dtype(), "; convert with to(DType::f32)");
   const Reduced r("mean", x, dims);
-  return apply(Sum{r.kept, keepdim ? r.kept : r.without, 1 / static_cast<double>(r.count)}, x);
+  return apply(Sum{r.kept, keepdim ? r.kept : r.without, static_cast<double>(r.count)}, x);
 }
 
 Tensor var(const Tensor& x, const Shape& dims, double correction, bool keepdim) {
   LOCKSTEP_CHECK(is_floating(x.dtype()), DTypeError, "var: needs a floating tensor, got ",
                  x.dtype(), "; convert with to(DType::f32)");
   const Reduced r("var", x, dims);
-  const double scale = 1 / std::max(0.0, static_cast<double>(r.count) - correction);
-  return apply(Var{r.kept, keepdim ? r.kept : r.without, scale, dims}, x);
+  const double divisor = std::max(0.0, static_cast<double>(r.count) - correction);
+  return apply(Var{r.kept, keepdim ? r.kept : r.without, divisor, dims}, x);
 }
 
 Tensor max(const Tensor& x) {

@@ -46,12 +46,14 @@ LOCKSTEP_API MaxResult max(const Tensor& x, int64_t dim, bool keepdim = false);
 LOCKSTEP_API Tensor argmax(const Tensor& x, int64_t dim, bool keepdim = false);
 
 namespace kernels {
-/// y = scale * the sum of x over the dimensions where y, of the same number of dimensions, has
-/// size 1. y is row-major, of x's dtype, or i64 where x is an integer or bool (which ignore
-/// `scale`).
-LOCKSTEP_API extern Kernel<void(const Tensor& y, const Tensor& x, double scale)> sum;
-/// y = scale * the sum of squared deviations of x from their mean, over the same dimensions.
-LOCKSTEP_API extern Kernel<void(const Tensor& y, const Tensor& x, double scale)> squared_deviations;
+/// y = the sum of x over the dimensions where y, of the same number of dimensions, has size 1, divided
+/// by `divisor`. y is row-major, of x's dtype, or i64 where x is an integer or bool (which ignore
+/// `divisor`).
+LOCKSTEP_API extern Kernel<void(const Tensor& y, const Tensor& x, double divisor)> sum;
+/// y = the sum of squared deviations of x from their mean, divided by `divisor`, over the same
+/// dimensions.
+LOCKSTEP_API extern Kernel<void(const Tensor& y, const Tensor& x, double divisor)>
+    squared_deviations;
 /// indices (row-major i64, size 1 at `dim`) = where the first largest element of each slice stands.
 LOCKSTEP_API extern Kernel<void(const Tensor& indices, const Tensor& x, int dim)> argmax;
 }  // namespace kernels
