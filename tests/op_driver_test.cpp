@@ -224,7 +224,8 @@ void put_special_values(const Row& row, const Tensors& x, bool huge, std::mt1993
   else
     special = {0, -0.0, inf, -inf, std::nan(""), 1e-42, -1e-30, 1, 1, 50, -200};
   for (size_t k = 0; k < x.size(); ++k) {
-    if (!row.operand(k).special || !is_floating(x[k].dtype())) continue;
+    const Operand operand = row.operand(k);
+    if (!operand.special || (huge && !operand.huge) || !is_floating(x[k].dtype())) continue;
     std::vector<Real> v = read(x[k]).v;
     for (Real& value : v)
       if (random() % 5 == 0) value = special[random() % special.size()];

@@ -54,6 +54,7 @@ struct Operand {
   Kind kind = Kind::real;
   double low = -2, high = 2;   // an index: whole numbers in [low, high)
   bool special = true;         // infinities, NaN and extreme magnitudes make sense here
+  bool huge = true;            // so do values near the largest number
   bool differentiable = true;  // real operands only
 };
 inline Operand index_below(double n) { return {.kind = Operand::Kind::index, .low = 0, .high = n}; }
