@@ -21,8 +21,8 @@ struct AccumulationOptions {
   int64_t steps = 1;  // micro-batches a window, on each rank
 };
 
-/// It goes before the wrapper that it was made for. While it lives it, and not the forward, decides which backward is synchronised: the last of a
-/// window.
+/// While it lives it, and not the forward, decides which backward is synchronised: the last of a
+/// window. It must be destroyed before the wrapper that it was made for.
 class LOCKSTEP_API Accumulation {
  public:
   /// A collective call. Throws ValueError on every rank where the ranks' `steps` differ.

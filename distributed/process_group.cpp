@@ -441,8 +441,8 @@ WorkPtr all_reduce_coalesced(ProcessGroup& group, std::vector<Tensor> tensors, R
   }
   check_apart("all_reduce_coalesced", "tensors", tensors);
   return coalesced(std::move(tensors), [&](const Tensor& packed, std::function<void()> deliver) {
-    return group.begin({CollectiveKind::all_reduce, op, 0, {packed}, {packed}, options,
-                        std::move(deliver)});
+    return group.begin(
+        {CollectiveKind::all_reduce, op, 0, {packed}, {packed}, options, std::move(deliver)});
   });
 }
 

@@ -457,18 +457,18 @@ TEST_CASE("ranks meet over ::1 where no interface has an IPv4 address") {
     const double begin = ranks::now();
     for (int r = 0; r < 2; ++r) {
       files.push_back(ranks::new_file());
-      pids.push_back(ranks::start({"ip", "netns", "exec", name, self,
-                                   "--test-case=rank: without IPv4", "--no-skip"},
-                                  files.back(),
-                                  {{"RANK", std::to_string(r)},
-                                   {"WORLD_SIZE", "2"},
-                                   {"LOCAL_RANK", "0"},
-                                   {"LOCAL_WORLD_SIZE", "1"},
-                                   {"LOCKSTEP_HOST_ID", backend == "gloo" ? "0" : std::to_string(r)},
-                                   {"MASTER_ADDR", "::1"},
-                                   {"MASTER_PORT", "29500"},
-                                   {"LOCKSTEP_TOKEN", "a secret"},
-                                   {"TEST_BACKEND", backend}}));
+      pids.push_back(ranks::start(
+          {"ip", "netns", "exec", name, self, "--test-case=rank: without IPv4", "--no-skip"},
+          files.back(),
+          {{"RANK", std::to_string(r)},
+           {"WORLD_SIZE", "2"},
+           {"LOCAL_RANK", "0"},
+           {"LOCAL_WORLD_SIZE", "1"},
+           {"LOCKSTEP_HOST_ID", backend == "gloo" ? "0" : std::to_string(r)},
+           {"MASTER_ADDR", "::1"},
+           {"MASTER_PORT", "29500"},
+           {"LOCKSTEP_TOKEN", "a secret"},
+           {"TEST_BACKEND", backend}}));
     }
     std::vector<Ended> ended(2);
     for (size_t r = 0; r < 2; ++r) {

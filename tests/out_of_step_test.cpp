@@ -115,8 +115,9 @@ TEST_CASE("DistributedDataParallel names the likely reason and the remedy of ran
             net(input(g, step)).backward();
           }
         },
-        who + "ran a forward in training mode and did not use its output, or gave up a step: run a "
-              "forward for its value alone under NoGradGuard");
+        who +
+            "ran a forward in training mode and did not use its output, or gave up a step: run a "
+            "forward for its value alone under NoGradGuard");
     fails_on_both(
         [&](Group g) {  // a look at the data between epochs
           DistributedDataParallel net{Scalar{}, g};

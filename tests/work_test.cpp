@@ -1,5 +1,6 @@
-// Work: one that is dropped completes all the same; what then() leaves runs in wait() and nowhere else; a rank may wait in any order and on any
-// group; and what a tensor's release function does is the user's affair.
+// Work: one that is dropped completes all the same; what then() leaves runs in wait() and nowhere
+// else; a rank may wait in any order and on any group; and what a tensor's release function does is
+// the user's affair.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -158,10 +159,9 @@ void dropped_works_complete(const Group& all) {
   }
   group.gather(parts, mine(), 0);
   group.reduce_scatter(expect("reduce_scatter", empty({n}), sum), full({size, n}, me + 1.0));
-  group.scatter(expect("scatter", empty({n}), 1),
-                me == 0 ? std::vector<Tensor>(static_cast<size_t>(size), mine())
-                        : std::vector<Tensor>(),
-                0);
+  group.scatter(
+      expect("scatter", empty({n}), 1),
+      me == 0 ? std::vector<Tensor>(static_cast<size_t>(size), mine()) : std::vector<Tensor>(), 0);
   group.all_to_all(from, full({size, n}, me + 1.0));
   if (size > 1 && g.backend() != "shm+gloo") {
     if (me == 0) group.send(mine(), 1);
@@ -172,8 +172,8 @@ void dropped_works_complete(const Group& all) {
   for (const auto& [what, value] : expected) {
     const auto got = value.first.to_vector<double>();
     for (const double x : got)
-      require(x == value.second, what + ": " + std::to_string(x) + " and not " +
-                                     std::to_string(value.second));
+      require(x == value.second,
+              what + ": " + std::to_string(x) + " and not " + std::to_string(value.second));
   }
 }
 

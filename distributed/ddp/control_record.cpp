@@ -116,9 +116,10 @@ std::string find_step_fault(const Records& records) {
     if (records[r].join != Join::none) continue;
     const bool same_windows = since.local_backwards == first.local_backwards;
     if (same_windows && since.batches != first.batches)
-      return fault(r, &Since::batches, "took batches from its loaders:", true,
-                   "took a batch and did not train on it: look at data under NoGradGuard, and leave "
-                   "a batch out on every rank or on none (all_reduce the decision)");
+      return fault(
+          r, &Since::batches, "took batches from its loaders:", true,
+          "took a batch and did not train on it: look at data under NoGradGuard, and leave "
+          "a batch out on every rank or on none (all_reduce the decision)");
     if (have_loaders) continue;
     if (since.skipped_forwards != first.skipped_forwards)
       return fault(r, &Since::skipped_forwards, "left out the backwards of its forwards:", true,

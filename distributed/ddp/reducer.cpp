@@ -380,9 +380,8 @@ void Reducer::backward_ends(bool failed) {
 /// While an exception is handled that this rank's peers would wait for in vain.
 void Reducer::abort_backward() {
   suppress_failure_note();
-  group_->abort(str_cat("rank ", group_->rank(),
-                        " failed inside DDP's backward: ", text_of_exception(),
-                        "; to go on, wrap the module again on every rank"));
+  group_->abort(str_cat("rank ", group_->rank(), " failed inside DDP's backward: ",
+                        text_of_exception(), "; to go on, wrap the module again on every rank"));
 }
 
 }  // namespace lockstep::dist

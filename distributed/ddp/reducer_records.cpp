@@ -118,15 +118,16 @@ std::string Reducer::find_replica_fault() {
   const auto& [name, t] = compared_[static_cast<size_t>(parameter)];
   const bool is_frozen = std::any_of(frozen_.begin(), frozen_.end(),
                                      [&, &t = t](const auto& f) { return f.second.is_same(t); });
-  return str_cat("DDP: ", name, " on rank ", rank,
-                 " has other values than on rank 0; since the last reduction parameters were written ",
-                 first.since.writes, " times on rank 0, ",
-                 records_[static_cast<size_t>(rank)].since.writes, " times on rank ", rank,
-                 "; step the optimizer, load and change parameters alike on all ranks, or on none",
-                 is_frozen ? ". A frozen parameter that each rank changes for itself (an average of "
-                             "the weights, say) belongs into the option `ignored`; init_sync = false "
-                             "leaves all parameters uncompared"
-                           : "");
+  return str_cat(
+      "DDP: ", name, " on rank ", rank,
+      " has other values than on rank 0; since the last reduction parameters were written ",
+      first.since.writes, " times on rank 0, ", records_[static_cast<size_t>(rank)].since.writes,
+      " times on rank ", rank,
+      "; step the optimizer, load and change parameters alike on all ranks, or on none",
+      is_frozen ? ". A frozen parameter that each rank changes for itself (an average of "
+                  "the weights, say) belongs into the option `ignored`; init_sync = false "
+                  "leaves all parameters uncompared"
+                : "");
 }
 
 }  // namespace lockstep::dist

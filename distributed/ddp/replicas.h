@@ -19,8 +19,8 @@ namespace lockstep::dist {
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
 struct ReplicaSample {
-  uint64_t elements = 0;   // a hash of the elements that a round looks at
-  uint64_t processor = 0;  // ranks on unlike processors may round differently
+  uint64_t elements = 0;                // a hash of the elements that a round looks at
+  uint64_t processor = 0;               // ranks on unlike processors may round differently
   uint32_t had_unwrapped_backward = 0;  // then the rank's steps are its own
 };
 
