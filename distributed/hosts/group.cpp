@@ -307,6 +307,11 @@ WorkPtr HostGroup::start(Collective call) {
   }
   check_usable(call.text());
   HostPlan stages = plan(call);
+  if (call.deliver)
+    stages.finish = [finish = std::move(stages.finish), deliver = call.deliver] {
+      if (finish) finish();
+      deliver();
+    };
   const bool composed = call.kind == CollectiveKind::reduce ||
                         call.kind == CollectiveKind::reduce_scatter ||
                         call.kind == CollectiveKind::gather || call.kind == CollectiveKind::scatter;
