@@ -79,13 +79,16 @@ class OrderedWorkers {
   };
 
   void work() {
-    const LibraryThread counted;
     set_num_threads(1);  // the workers are the parallelism
     NoGradGuard no_grad;
     std::unique_lock lock(mutex_);
     for (;;) {
-      emptied_.wait(
-          lock, [&] { return closed_ || claimed_ - taken_ < static_cast<int64_t>(slots_.size()); });
+      {
+        const LibraryThread idle;  // until a batch is taken; the job is the program's code
+        emptied_.wait(lock, [&] {
+          return closed_ || claimed_ - taken_ < static_cast<int64_t>(slots_.size());
+        });
+      }
       if (closed_ || claimed_ == jobs_) return;
       const int64_t mine = claimed_++;
       lock.unlock();

@@ -2,6 +2,7 @@
 #include <lockstep/distributed/local.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <future>
 #include <map>
@@ -30,6 +31,7 @@ struct Hub {
   };
   std::map<uint64_t, Share> shares;  // by tag
   std::vector<std::string> ends;     // by rank: why it is gone; empty while it runs
+  std::atomic<int> threads = 0;      // of the ranks, and the one that waits for them
   std::exception_ptr first_failure;  // one of a rank's own, if there is any
   bool is_a_peers = false;           // it only tells that another rank failed
 };
@@ -71,6 +73,8 @@ class LocalPeers final : public Peers {
     if (--it->second.takers == 0) hub_->shares.erase(it);
     return taken(mine);
   }
+
+  int other_ranks_threads() const override { return hub_->threads - 1; }
 
   // The rank's thread is over; whoever waits for it must hear of it.
   void end(const std::string& why, std::exception_ptr failure, bool is_a_peers) {
@@ -134,6 +138,7 @@ void run_local(int world_size, const std::function<void(Group)>& f, LocalOptions
                  world_size);
   auto hub = std::make_shared<Hub>();
   hub->ends.resize(static_cast<size_t>(world_size));
+  hub->threads = world_size + 1;
   options.timeout = bounded(options.timeout);
   const auto first = Segment::plain(SharedGroup::bytes_for(world_size));
   std::vector<std::unique_ptr<LocalPeers>> peers;
@@ -150,20 +155,17 @@ void run_local(int world_size, const std::function<void(Group)>& f, LocalOptions
   try {
     for (auto& mine : peers)
       threads.emplace_back([&, begin, mine = std::move(mine)]() mutable {
-        const LibraryThread counted;
         if (!begin.get()) return;
         default_generator() = generator;
         set_num_threads(threads_each);
         run_rank(std::move(mine), f, options);
+        --hub->threads;
       });
   } catch (const std::system_error&) {
     missing = thread_limit_text(str_cat("the thread of rank ", threads.size(), " of ", world_size));
   }
   all_there.set_value(missing.empty());
-  {
-    const LibraryThread waits;
-    for (std::thread& t : threads) t.join();
-  }
+  for (std::thread& t : threads) t.join();
   LOCKSTEP_CHECK(missing.empty(), DistError, "run_local: ", missing);
   if (hub->first_failure) std::rethrow_exception(hub->first_failure);
 }

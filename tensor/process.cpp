@@ -37,7 +37,8 @@ int foreign_threads() {
   struct stat threads {};
   // A directory has two links and one more for each subdirectory, here one per thread.
   if (stat("/proc/self/task", &threads) != 0 || threads.st_nlink < 3) return 1;
-  return static_cast<int>(threads.st_nlink) - 2 - library_threads.load(std::memory_order_relaxed);
+  const int all = static_cast<int>(threads.st_nlink) - 2, own = nested > 0 ? 0 : 1;
+  return all - own - library_threads.load(std::memory_order_relaxed);
 }
 
 void with_signals_blocked(const std::function<void()>& f) {

@@ -1,4 +1,4 @@
-// Fork detection, and the number of threads that are not the library's. After fork() the child has
+// Fork detection, and the number of threads that may run the program's code. After fork() the child has
 // copies of its parent's objects, but neither its threads nor its rank; an Origin tells an object
 // whether it is in the process that made it.
 #pragma once
@@ -21,17 +21,18 @@ class LOCKSTEP_API Origin {
   uint64_t process_;
 };
 
-/// Counts the calling thread as one that starts no work of its own while this lives: a thread of
-/// the library, or a thread that is blocked in one of its calls. May be nested.
+/// Counts the calling thread as one of the library's: while this lives it runs none of the
+/// program's code. May be nested.
 class LOCKSTEP_API LibraryThread {
  public:
   LibraryThread();
   ~LibraryThread();
   LibraryThread(const LibraryThread&) = delete;
 };
-/// The same for threads that another library has started for this one, or that have ended.
+/// The same for threads that another library has started for this one (by > 0) or ended (by < 0).
 LOCKSTEP_API void count_library_threads(int by);
-/// How many other threads this process has; 1 where the system does not say.
+/// How many other threads of this process may run the program's code; 1 where the system does not
+/// say how many there are.
 LOCKSTEP_API int foreign_threads();
 
 /// Runs f, on this thread, with signals blocked; threads that it starts inherit that, so they take

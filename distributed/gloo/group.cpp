@@ -4,6 +4,7 @@
 #include <gloo/transport/tcp/device.h>
 
 #include <algorithm>
+#include <optional>
 
 #include <lockstep/distributed/failure_note.h>
 #include <lockstep/distributed/single_group.h>
@@ -37,8 +38,10 @@ void GlooWork::run() {
 
 void GlooWork::wait(Milliseconds timeout) {
   session_->check_here(name_of(call_.call.kind));
-  wait_until(timeout.count() > 0 ? std::min(call_.deadline, deadline_after(timeout))
-                                 : call_.deadline);
+  if (timeout.count() > 0)
+    wait_until(std::min(call_.deadline, deadline_after(timeout)), true);
+  else
+    finish();
   if (error_) {
     note_failed_peer();
     std::rethrow_exception(error_);
@@ -46,9 +49,10 @@ void GlooWork::wait(Milliseconds timeout) {
   run_then();
 }
 
-void GlooWork::wait_until(Clock::time_point deadline) {
+void GlooWork::wait_until(Clock::time_point deadline, bool has_timeout) {
   if (done()) return;
-  BlockedStoreWait blocked(*session_->setup().store, blocked_);
+  std::optional<BlockedStoreWait> blocked;
+  if (!has_timeout) blocked.emplace(*session_->setup().store, blocked_);
   std::unique_lock lock(mutex_);
   while (!done_) {
     const auto slice =
@@ -60,7 +64,8 @@ void GlooWork::wait_until(Clock::time_point deadline) {
     else
       session_->look();
     try {
-      blocked.look();  // an end that it finds is in the store, where the session looks
+      if (blocked)
+        blocked->look();  // an end that it finds is in the store, where the session looks
     } catch (const DistError&) {
       // Without its store the session finds that rank 0 is gone.
     }

@@ -31,11 +31,12 @@ class GlooWork final : public Work {
   /// On the group's thread.
   void run();
   /// Blocks until it is complete or has failed.
-  void finish() { wait_until(call_.deadline); }
+  void finish() { wait_until(call_.deadline, call_.call.options.timeout.count() > 0); }
 
  private:
   bool done() const;
-  void wait_until(Clock::time_point deadline);
+  /// A wait with a timeout of its own is part of no deadlock.
+  void wait_until(Clock::time_point deadline, bool has_timeout);
 
   std::shared_ptr<Session> session_;
   NumberedCall call_;  // its tensors belong to the thread that runs it

@@ -306,6 +306,7 @@ WorkPtr HostGroup::start(Collective call) {
     return flat()->start(std::move(call));
   }
   check_usable(call.text());
+  std::lock_guard lock(calls_mutex_);
   HostPlan stages = plan(call);
   if (call.deliver)
     stages.finish = [finish = std::move(stages.finish), deliver = call.deliver] {
@@ -347,7 +348,9 @@ std::shared_ptr<ProcessGroup> HostGroup::flat() {
 
 std::shared_ptr<ProcessGroup> HostGroup::new_group(const std::vector<int>& ranks) {
   check_usable("new_group");
+  std::unique_lock lock(calls_mutex_);
   GlooSetup setup = gloo_setup(str_cat(parts_.leaders_name, "/group ", ++groups_));
+  lock.unlock();
   int mine = -1;
   for (size_t i = 0; i < ranks.size(); ++i) {
     LOCKSTEP_CHECK(ranks[i] >= 0 && ranks[i] < size_, ValueError, "new_group: there is no rank ",
@@ -367,7 +370,9 @@ std::shared_ptr<ProcessGroup> HostGroup::child() {
   if (parts.gather) parts.gather = parts_.gather->child();
   if (parts.spread) parts.spread = parts_.spread->child();
   if (parts.leaders) parts.leaders = parts_.leaders->child();
+  std::unique_lock lock(calls_mutex_);
   parts.leaders_name += str_cat(".", ++child_count_);  // as a group over Gloo names its children
+  lock.unlock();
   return children_.add(std::make_shared<HostGroup>(std::move(parts)));
 }
 

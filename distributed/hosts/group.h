@@ -84,6 +84,7 @@ class LOCKSTEP_API HostGroup final : public ProcessGroup {
   std::shared_ptr<HostEngine> engine_;
   std::mutex flat_mutex_;
   std::shared_ptr<ProcessGroup> flat_;
+  std::mutex calls_mutex_;  // calls of several threads take numbers one after the other
   uint64_t sequence_ = 0;
   int child_count_ = 0, groups_ = 0;
   Children children_;

@@ -2,6 +2,7 @@
 #include <lockstep/distributed/hosts/operation.h>
 
 #include <algorithm>
+#include <optional>
 #include <thread>
 
 #include <lockstep/distributed/failure_note.h>
@@ -74,8 +75,9 @@ void HostOperation::forget() {
 
 void HostOperation::wait(Milliseconds timeout) {
   engine_->check_here(name_of(call_.kind));
-  engine_->wait_for(*this,
-                    timeout.count() > 0 ? std::min(deadline_, deadline_after(timeout)) : deadline_);
+  const bool is_given = timeout.count() > 0;
+  engine_->wait_for(*this, is_given ? std::min(deadline_, deadline_after(timeout)) : deadline_,
+                    is_given || call_.options.timeout.count() > 0);
   if (error_) {
     note_failed_peer();
     std::rethrow_exception(error_);
@@ -177,8 +179,9 @@ BlockedCall HostEngine::blocked_in(const HostOperation& operation) const {
           str_cat(operation.text(), ", of group \"", group_.name, "\""), group_.name + "/end"};
 }
 
-void HostEngine::wait_for(HostOperation& operation, Clock::time_point deadline) {
-  BlockedStoreWait blocked(*group_.store, blocked_in(operation));
+void HostEngine::wait_for(HostOperation& operation, Clock::time_point deadline, bool has_timeout) {
+  std::optional<BlockedStoreWait> blocked;
+  if (!has_timeout) blocked.emplace(*group_.store, blocked_in(operation));
   constexpr Milliseconds kLookEvery(200);
   Clock::time_point next_look = Clock::now() + kLookEvery;
   auto pause = std::chrono::microseconds(20);
@@ -216,7 +219,7 @@ void HostEngine::wait_for(HostOperation& operation, Clock::time_point deadline) 
     if (now >= next_look) {
       next_look = now + kLookEvery;
       try {
-        blocked.look();  // what it finds is in the store
+        if (blocked) blocked->look();  // what it finds is in the store
         if (const auto end = group_.store->try_get(group_.name + "/end"))
           fail(Ending::unpacked(*end));
       } catch (const DistError&) {
@@ -237,7 +240,7 @@ void HostEngine::flush() noexcept {
         if (operations_.empty()) return;
         last = operations_.back();
       }
-      wait_for(*last, last->deadline_);
+      wait_for(*last, last->deadline_, last->call_.options.timeout.count() > 0);
     }
   } catch (...) {
     // The operations' own errors stay in them.

@@ -83,7 +83,9 @@ class HostEngine {
   /// Does what can be done without waiting, for all groups of this rank.
   void advance();
   /// Blocks until this operation is over, or its own deadline.
-  void wait_for(HostOperation& operation, Clock::time_point deadline);
+  /// Until `deadline`, which is the operation's own or earlier; one with a timeout of its own is part
+  /// of no deadlock.
+  void wait_for(HostOperation& operation, Clock::time_point deadline, bool has_timeout);
   /// Completes everything.
   void flush() noexcept;
   /// All operations fail, now and later.

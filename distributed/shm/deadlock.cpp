@@ -45,8 +45,9 @@ void BlockedWait::publish(Clock::time_point now) {
     mine.missing[word].store(missing[word], memory_order_relaxed);
   mine.looks.fetch_add(1, memory_order_release);
   if (!anew) return;
-  // Another number than any wait of this rank had before.
-  stamp_ = static_cast<uint64_t>(now.time_since_epoch().count()) << 8 >> 8;
+  // Another number than any wait of this rank had before, small enough to be multiplied by
+  // kMostPeers (see condemned).
+  stamp_ = static_cast<uint64_t>(now.time_since_epoch().count()) % (UINT64_MAX / kMostPeers);
   mine.stamp.store(stamp_, memory_order_release);
 }
 
@@ -90,7 +91,8 @@ bool BlockedWait::holds(const std::vector<Seen>& cycle) const {
   return true;
 }
 
-// Whether all have looked for missing ranks since: begun and ended after the cycle was seen.
+// Whether each of its ranks has determined anew whom it waits for since the cycle was seen. The first
+// time that its count grows it may have determined them before, so it must have grown twice.
 bool BlockedWait::was_renewed(const std::vector<Seen>& cycle) const {
   return std::all_of(cycle.begin(), cycle.end(), [&](const Seen& s) {
     return mark(s.rank).looks.load(memory_order_acquire) >= s.looks + 2;
@@ -127,7 +129,9 @@ std::string BlockedWait::verdict() const {
 
 std::string BlockedWait::look() {
   const Clock::time_point now = Clock::now();
-  if (now < next_look_ || peers_.size() > kMostPeers || foreign_threads() > 0) return {};
+  if (now < next_look_ || peers_.size() > kMostPeers ||
+      foreign_threads() > peers_.other_ranks_threads())
+    return {};
   next_look_ = now + kLookEvery;
   publish(now);
   if (now < begin_ + kSearchedAfter) return {};

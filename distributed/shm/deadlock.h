@@ -1,17 +1,17 @@
 // Deadlocks between groups. Ranks that wait in different groups for each other will wait until a
 // deadline: rank 0 in an all_reduce of one group, rank 1 in one of another. The rule: a rank is
-// blocked while its only thread that is not the library's waits for one call; it waits for the
-// ranks that have not made that call. A cycle of blocked ranks, each of which has been blocked for
-// a second, is a deadlock, whatever else is under way: none of them can make its call. A rank that
-// computes is in no cycle, and one with further threads of its own counts as computing.
+// blocked while its only thread that may run the program's code waits for one call, without a
+// timeout of that call's own; it waits for the ranks that have not made the call. A cycle of blocked
+// ranks, each of which has been blocked for a second, is a deadlock, whatever else is under way:
+// none of them can make its call. A rank that computes is in no cycle, and one with further threads
+// of the program counts as computing.
 //
-// A rank that is blocked says so in its place of the shared memory. Whoever finds a cycle twice,
-// with the same waits, whose missing ranks were all determined anew after the first time, condemns
-// them.
+// A blocked rank marks itself so in its slot of the shared memory, and writes anew, every 150 ms,
+// which ranks it waits for. A cycle is reported when it is found twice, with the same waits, and
+// each of its ranks has written anew in between.
 #pragma once
 
 #include <functional>
-#include <thread>
 
 #include <lockstep/distributed/shm/peers.h>
 
@@ -23,7 +23,7 @@ struct Obstacle {
   std::vector<int> missing;  // the peers that have not made it
 };
 
-/// A wait under way; lives on the waiting thread's stack.
+/// A wait under way, on the waiting thread's stack.
 class BlockedWait {
  public:
   BlockedWait(Peers& peers, std::function<Obstacle()> obstacle);
@@ -31,7 +31,6 @@ class BlockedWait {
   ~BlockedWait();
   BlockedWait(const BlockedWait&) = delete;
 
-  std::thread::id thread() const { return thread_; }
   /// Whether a deadlock has been found that this rank is part of, and it has not taken notice of it.
   static bool is_condemned(const Peers& peers, int rank);
   /// The deadlock that another rank has found and that this wait is part of; empty when there is none.
@@ -53,10 +52,8 @@ class BlockedWait {
   bool was_renewed(const std::vector<Seen>& cycle) const;
   std::string condemn(const std::vector<Seen>& cycle) const;
 
-  const LibraryThread counted_;
   Peers& peers_;
   std::function<Obstacle()> obstacle_;
-  std::thread::id thread_ = std::this_thread::get_id();
   Clock::time_point begin_ = Clock::now(), next_look_;
   uint64_t stamp_ = 0;
   std::vector<Seen> cycle_;

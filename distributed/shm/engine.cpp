@@ -50,26 +50,11 @@ std::chrono::nanoseconds Engine::longest_sleep() {
   return until - now;
 }
 
-/// A wait in the engine's list.
-struct Engine::ListedWait {
-  ListedWait(Engine& e, const std::function<Obstacle()>& obstacle)
-      : engine(e), wait(*e.peers_, obstacle) {
-    std::lock_guard lock(engine.mutex_);
-    engine.waits_.push_back(&wait);
-  }
-  ~ListedWait() {
-    std::lock_guard lock(engine.mutex_);
-    std::erase(engine.waits_, &wait);
-  }
-  Engine& engine;
-  BlockedWait wait;
-};
-
 void Engine::wait(const std::function<bool()>& done, const std::function<void()>& look,
                   const std::function<Obstacle()>& obstacle,
                   const std::function<void(const std::string&)>& end) {
-  std::optional<ListedWait>
-      blocked;  // made before the first sleep: a short wait costs nothing more
+  // Made before the first sleep: a short wait costs nothing more.
+  std::optional<BlockedWait> blocked;
   int polls = polls_;
   for (;;) {
     const bool moved = progress();
@@ -87,18 +72,13 @@ void Engine::wait(const std::function<bool()>& done, const std::function<void()>
     if (progress()) continue;
     if (done()) return;
     if (look) look();
-    if (!blocked) blocked.emplace(*this, obstacle);
+    if (!blocked && obstacle) blocked.emplace(*peers_, obstacle);
     std::chrono::nanoseconds most;
     {
       std::lock_guard lock(mutex_);
       inspect();
-      // Which of two threads' calls comes first is not known, so then nobody is blocked for
-      // certain.
-      const bool alone = std::all_of(waits_.begin(), waits_.end(), [&](const BlockedWait* other) {
-        return other->thread() == blocked->wait.thread();
-      });
-      std::string deadlock = blocked->wait.verdict();
-      if (deadlock.empty() && alone) deadlock = blocked->wait.look();
+      std::string deadlock = blocked ? blocked->verdict() : std::string();
+      if (blocked && deadlock.empty()) deadlock = blocked->look();
       if (!deadlock.empty()) end(deadlock);
       most = longest_sleep();
     }

@@ -32,13 +32,13 @@ class Engine {
   /// Moves everything that can move now; true if something did.
   bool progress();
   /// Polls until done() is true. `look` runs before every sleep, and may throw. With the mutex held
-  /// `obstacle` says what is waited for, and `end` is told of a deadlock.
+  /// `obstacle` says what is waited for (empty: the wait has a timeout of its own, and so is part of
+  /// no deadlock), and `end` is told of a deadlock.
   void wait(const std::function<bool()>& done, const std::function<void()>& look,
             const std::function<Obstacle()>& obstacle,
             const std::function<void(const std::string&)>& end);
 
  private:
-  struct ListedWait;
   void inspect();
   std::chrono::nanoseconds longest_sleep();
 
@@ -47,7 +47,6 @@ class Engine {
   int polls_;  // before a sleep
   std::mutex mutex_;
   std::vector<Communicator*> communicators_;
-  std::vector<BlockedWait*> waits_;  // under way, on all threads
   unsigned turns_ = 0;
   Clock::time_point next_look_;
 };

@@ -28,7 +28,9 @@ void Operation::wait(Milliseconds timeout) {
       timeout_ = timeout;
     }
   }
-  communicator_->wait_for([this] { return over(); }, [this] { return obstacle(); });
+  const bool has_timeout = timeout.count() > 0 || what_.options.timeout.count() > 0;
+  communicator_->wait_for([this] { return over(); },
+                          has_timeout ? std::function<Obstacle()>() : [this] { return obstacle(); });
   if (failed()) {
     note_failed_peer();
     std::rethrow_exception(error_);

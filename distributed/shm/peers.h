@@ -61,6 +61,9 @@ class LOCKSTEP_API Peers {
 
   /// Why nothing can come from a rank any more ("(pid 7) died: ..."); empty while it lives.
   virtual std::string lost(int rank) = 0;
+  /// How many other threads of this process make no call of this rank's groups, though they may run
+  /// the program's code.
+  virtual int other_ranks_threads() const { return 0; }
   /// New memory of `bytes` bytes, the same on all members that call with this tag. They have agreed
   /// to call it before, so it waits for the first member alone, who hands it out. Throws
   /// OutOfMemory on all of them if that one has none, DistError when it is lost or late.

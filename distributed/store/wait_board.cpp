@@ -66,16 +66,9 @@ void WaitBoard::count(const std::string& calls, uint64_t number) {
 }
 
 BlockedStoreWait::BlockedStoreWait(Store& store, BlockedCall call)
-    : store_(store), call_(std::move(call)), next_look_(begin_ + kWrittenAfter) {
-  std::lock_guard lock(store_.waits().mutex_);
-  store_.waits().waits_.push_back(this);
-}
+    : store_(store), call_(std::move(call)), next_look_(begin_ + kWrittenAfter) {}
 
 BlockedStoreWait::~BlockedStoreWait() {
-  {
-    std::lock_guard lock(store_.waits().mutex_);
-    std::erase(store_.waits().waits_, this);
-  }
   if (!written_) return;
   try {
     store_.remove(key_of(store_.rank()));
@@ -84,19 +77,9 @@ BlockedStoreWait::~BlockedStoreWait() {
   }
 }
 
-// Waits of one thread lie inside each other, and the innermost one counts. Those of several threads
-// may end in any order.
-bool BlockedStoreWait::is_alone() const {
-  std::lock_guard lock(store_.waits().mutex_);
-  const auto& all = store_.waits().waits_;
-  return all.back() == this && std::all_of(all.begin(), all.end(), [&](const auto* other) {
-           return other->thread_ == thread_;
-         });
-}
-
 std::string BlockedStoreWait::look() {
   const Clock::time_point now = Clock::now();
-  if (now < next_look_ || !is_alone() || foreign_threads() > 0) return {};
+  if (now < next_look_ || foreign_threads() > 0) return {};
   next_look_ =
       now + std::max<Clock::duration>(kLookEvery, std::chrono::milliseconds(10) * store_.size());
   if (!written_) {

@@ -8,7 +8,6 @@
 #include <map>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <lockstep/distributed/deadline.h>
@@ -37,10 +36,9 @@ class LOCKSTEP_API WaitBoard {
   friend class BlockedStoreWait;
   std::mutex mutex_;
   std::map<std::string, uint64_t> counts_;
-  std::vector<const class BlockedStoreWait*> waits_;  // under way, on all threads
 };
 
-/// A wait under way; lives on the waiting thread's stack.
+/// A wait under way, on the waiting thread's stack.
 class LOCKSTEP_API BlockedStoreWait {
  public:
   BlockedStoreWait(Store& store, BlockedCall call);
@@ -54,13 +52,10 @@ class LOCKSTEP_API BlockedStoreWait {
 
  private:
   struct Record;
-  bool is_alone() const;
   std::string find_deadlock();
 
-  const LibraryThread counted_;
   Store& store_;
   BlockedCall call_;
-  std::thread::id thread_ = std::this_thread::get_id();
   Clock::time_point begin_ = Clock::now(), next_look_;
   bool written_ = false;
   std::string last_;  // the cycle that the last look has found, by its records
