@@ -2,6 +2,7 @@
 
 #include <lockstep/tensor/node.h>
 #include <lockstep/tensor/ops/elementwise.h>
+#include <lockstep/tensor/warning.h>
 
 namespace lockstep::dist {
 
@@ -26,6 +27,12 @@ void Accumulation::check_same_steps() const {
 }
 
 Accumulation::~Accumulation() {
+  if (position_ > 0 && std::uncaught_exceptions() == exceptions_) try {
+      warn("Accumulation: it ends within a window, after micro-batch ", position_, " of ", steps_,
+           "; their gradients are in no step, and the next window adds to them; call "
+           "step(optimizer, true) at the end, or keep one Accumulation for all epochs");
+    } catch (...) {  // a handler's
+    }
   if (!reducer_) return;
   reducer_->flag().force(std::nullopt);
   reducer_->set_exact_windows(false);
@@ -35,6 +42,7 @@ void Accumulation::backward(const Tensor& loss_sum, int64_t count) {
   LOCKSTEP_CHECK(count >= 0, ValueError, "Accumulation: a batch of ", count, " targets");
   LOCKSTEP_CHECK(position_ < steps_, Error, "Accumulation: the window of ", steps_,
                  " micro-batches is full; call step() after each backward");
+  check_gradients_kept();
   loss_ += loss_sum.item<double>();
   targets_ += static_cast<double>(count);
   ++position_;
@@ -45,11 +53,31 @@ void Accumulation::backward(const Tensor& loss_sum, int64_t count) {
   try {
     loss_sum.backward();
   } catch (...) {
-    // What the window's gradients hold now is unknown.
-    position_ = 0;
-    loss_ = targets_ = 0;
-    work_ = nullptr;
+    begin_anew();  // what the window's gradients hold now is unknown
     throw;
+  }
+  accumulated_.clear();
+  for (const Tensor& p : parameters_)
+    if (p.requires_grad() && p.grad().defined()) accumulated_.push_back(p);
+}
+
+void Accumulation::begin_anew() {
+  position_ = 0;
+  loss_ = targets_ = 0;
+  accumulated_.clear();
+  work_ = nullptr;
+}
+
+void Accumulation::check_gradients_kept() {
+  for (const Tensor& p : accumulated_) {
+    if (p.grad().defined()) continue;
+    const Shape shape = p.shape();
+    const int64_t position = position_;
+    begin_anew();
+    fail<Error>("Accumulation: the gradient of a parameter of shape ", shape,
+                " was cleared after micro-batch ", position, " of a window of ", steps_,
+                ", whose sum it holds; leave zero_grad() out, since step() clears the gradients at "
+                "the end of each window");
   }
 }
 
@@ -61,11 +89,13 @@ void Accumulation::sum_over_ranks() {
 bool Accumulation::finish(bool close) {
   const bool full = position_ == steps_;
   if (!full && !close) return false;
+  check_gradients_kept();
   if (!full) sum_over_ranks();
   std::exchange(work_, nullptr)->wait();
   const double* s = sums_.data<double>();
   const int64_t begun = std::exchange(position_, 0);
   loss_ = targets_ = 0;
+  accumulated_.clear();
   if (s[2] == 0) return false;  // no rank has begun a window
   LOCKSTEP_CHECK(s[1] > 0, Error,
                  "Accumulation: the window's micro-batches have no targets on any rank");
