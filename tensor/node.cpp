@@ -138,7 +138,9 @@ Tensor SavedTensor::unpack(const char* op) const {
   LOCKSTEP_CHECK(tensor_.storage().version() == version_, AutogradError, "backward of ", op,
                  ": a tensor of shape ", tensor_.shape(),
                  " that it needs was changed in place since (version ", tensor_.storage().version(),
-                 ", expected ", version_, "); use the out-of-place form of that op");
+                 ", expected ", version_,
+                 "); use the out-of-place form of what changed it, or, if that "
+                 "was an optimizer's step or a load, call backward before");
   if (!node_ || !is_grad_enabled()) return tensor_;
   Tensor connected = tensor_.detach();
   connected.body().node = node_;
