@@ -77,14 +77,16 @@ std::string hint(const Misfits& misfits, bool some_fit) {
 
 NamedTensors Module::state_dict() const {
   NamedTensors state;
-  detail::for_each_module(
-      *this, [&](const std::string& path, Module&, const detail::Entries& entries) {
-        const std::string prefix = path.empty() ? "" : path + ".";
-        for (auto& [name, p] : entries.parameters)
-          if (p->defined()) state.emplace_back(prefix + name, p->detach());
-        for (auto& [name, b] : entries.buffers)
-          if (b->defined() && b->is_persistent()) state.emplace_back(prefix + name, b->detach());
-      });
+  detail::for_each_module(*this,
+                          [&](const std::string& path, Module& m, const detail::Entries& entries) {
+                            detail::check_not_moved_from(m);
+                            const std::string prefix = path.empty() ? "" : path + ".";
+                            for (auto& [name, p] : entries.parameters)
+                              if (p->defined()) state.emplace_back(prefix + name, p->detach());
+                            for (auto& [name, b] : entries.buffers)
+                              if (b->defined() && b->is_persistent())
+                                state.emplace_back(prefix + name, b->detach());
+                          });
   return state;
 }
 
