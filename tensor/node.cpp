@@ -201,6 +201,11 @@ void attach(const Tensor& y, Ref<Node> node) {
   TensorBody& body = y.body();
   body.node = std::move(node);
 }
+void fail_changed_input(const char* op, const Tensor& x, size_t i) {
+  fail<AutogradError>(op, ": its forward changed input ", i, ", of shape ", x.shape(),
+                      ", in place, so that the gradient of other uses of it would be wrong; change "
+                      "a clone(), or make the op by apply_in_place");
+}
 
 }  // namespace detail
 
