@@ -171,7 +171,8 @@ std::unique_ptr<Module> clone_unique(M& module, CloneMap& map) {
 }  // namespace detail
 }  // namespace lockstep::nn
 
-/// LOCKSTEP_MODULE(Type, fields...), the last line of a module, of a subclass of a module too. Name
+/// LOCKSTEP_MODULE(Type, fields...), the last line of a module, of a subclass of a module too; not of
+/// a class within a function, which C++ allows no member templates. Name
 /// every member that holds modules, parameters or buffers, those of the base class included (and,
 /// for clone(), whatever else is not a plain number). One that is left out is an Error: at the
 /// first traversal where the class holds or points to it, at the first call where it is used. A
