@@ -29,8 +29,14 @@ Shape canonical_strides(const Tensor& t) {
 /// A line for each parameter and buffer, and one for the options that decide what ranks communicate.
 std::string describe(const NamedTensors& parameters, const NamedTensors& buffers,
                      const DistributedDataParallelOptions& o) {
-  std::string text;
   const std::vector<std::string>& ignored = o.ignored;
+  std::string text =
+      str_cat("options: bucket_cap_mb ", o.bucket_cap_mb, ", first_bucket_mb ", o.first_bucket_mb,
+              ", find_unused_parameters ", o.find_unused_parameters, ", broadcast_buffers ",
+              o.broadcast_buffers, ", static_graph ", o.static_graph,
+              o.comm_hook ? ", a comm_hook" : ", no comm_hook", ", ignored");
+  for (const std::string& name : ignored) text += str_cat(' ', name);
+  text += '\n';
   auto add = [&](const auto& entry, std::string_view kind) {
     const Tensor& t = entry.second;
     const bool left_alone = std::find(ignored.begin(), ignored.end(), entry.first) != ignored.end();
@@ -40,12 +46,7 @@ std::string describe(const NamedTensors& parameters, const NamedTensors& buffers
   for (const auto& p : parameters)
     add(p, p.second.requires_grad() ? "trainable parameter" : "frozen parameter");
   for (const auto& b : buffers) add(b, "buffer");
-  text += str_cat("options: bucket_cap_mb ", o.bucket_cap_mb, ", first_bucket_mb ",
-                  o.first_bucket_mb, ", find_unused_parameters ", o.find_unused_parameters,
-                  ", broadcast_buffers ", o.broadcast_buffers, ", static_graph ", o.static_graph,
-                  o.comm_hook ? ", a comm_hook" : ", no comm_hook", ", ignored");
-  for (const std::string& name : ignored) text += str_cat(' ', name);
-  return text + '\n';
+  return text;
 }
 
 /// The next line, without its end, which is taken off the text.
