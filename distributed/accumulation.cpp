@@ -47,13 +47,18 @@ void Accumulation::backward(const Tensor& loss_sum, int64_t count) {
   targets_ += static_cast<double>(count);
   ++position_;
   const bool last = position_ == steps_;
-  // Before the reduction, as in a window that is closed early: ranks may be in either.
-  if (last) sum_over_ranks();
-  if (reducer_) reducer_->flag().force(last);
   try {
+    if (reducer_) {
+      reducer_->flag().force(last);
+      // Not earlier: a backward that throws before the first launch leaves nothing behind on the
+      // other ranks, and this rank's next window takes its place. Not later: a rank that closes its
+      // window needs the sums before it can take part.
+      if (last) reducer_->before_first_launch([this] { sum_over_ranks(); });
+    }
     loss_sum.backward();
+    if (reducer_) reducer_->before_first_launch(nullptr);
   } catch (...) {
-    begin_anew();  // what the window's gradients hold now is unknown
+    drop_window();
     throw;
   }
   accumulated_.clear();
@@ -61,19 +66,12 @@ void Accumulation::backward(const Tensor& loss_sum, int64_t count) {
     if (p.requires_grad() && p.grad().defined()) accumulated_.push_back(p);
 }
 
-void Accumulation::begin_anew() {
-  position_ = 0;
-  loss_ = targets_ = 0;
-  accumulated_.clear();
-  work_ = nullptr;
-}
-
 void Accumulation::check_gradients_kept() {
   for (const Tensor& p : accumulated_) {
     if (p.grad().defined()) continue;
     const Shape shape = p.shape();
     const int64_t position = position_;
-    begin_anew();
+    drop_window();
     fail<Error>("Accumulation: the gradient of a parameter of shape ", shape,
                 " was cleared after micro-batch ", position, " of a window of ", steps_,
                 ", whose sum it holds; leave zero_grad() out, since step() clears the gradients at "
@@ -83,35 +81,57 @@ void Accumulation::check_gradients_kept() {
 
 void Accumulation::sum_over_ranks() {
   sums_ = tensor<double>({loss_, targets_, static_cast<double>(position_)});
-  work_ = group_.all_reduce_async(sums_, ReduceOp::sum, {.label = "the window's loss and count"});
+  ProcessGroup& group = reducer_ ? reducer_->group() : group_.process_group();
+  work_ = group.all_reduce(sums_, ReduceOp::sum, {.label = "the window's loss and count"});
+}
+
+void Accumulation::drop_window() {
+  if (reducer_) reducer_->before_first_launch(nullptr);
+  position_ = 0;
+  loss_ = targets_ = 0;
+  accumulated_.clear();
+  work_ = nullptr;
+  for (const Tensor& p : parameters_)  // a frozen one's gradient is no part of the window
+    if (const Ref<Leaf>& leaf = p.body().leaf; leaf && p.requires_grad()) leaf->zero_grad(true);
 }
 
 bool Accumulation::finish(bool close) {
-  const bool full = position_ == steps_;
-  if (!full && !close) return false;
+  if (position_ < steps_ && !close) return false;
   check_gradients_kept();
-  if (!full) sum_over_ranks();
-  std::exchange(work_, nullptr)->wait();
-  const double* s = sums_.data<double>();
-  const int64_t begun = std::exchange(position_, 0);
+  // Not in a short window, and not where the last micro-batch did not reach the module.
+  const bool is_reduced = !reducer_ || work_;
+  try {
+    if (!work_) sum_over_ranks();
+    work_->wait();
+    const double* s = sums_.data<double>();
+    if (s[2] == 0) {  // no rank has begun a window
+      work_ = nullptr;
+      return false;
+    }
+    if (!is_reduced) reducer_->reduce_now(position_ == 0);
+    LOCKSTEP_CHECK(s[1] > 0, Error,
+                   "Accumulation: the window's micro-batches have no targets on any rank");
+    mean_loss_ = s[0] / s[1];
+    count_ = static_cast<int64_t>(s[1]);
+    average(s[1]);
+  } catch (...) {
+    drop_window();
+    throw;
+  }
+  work_ = nullptr;
+  position_ = 0;
   loss_ = targets_ = 0;
   accumulated_.clear();
-  if (s[2] == 0) return false;  // no rank has begun a window
-  LOCKSTEP_CHECK(s[1] > 0, Error,
-                 "Accumulation: the window's micro-batches have no targets on any rank");
-  mean_loss_ = s[0] / s[1];
-  count_ = static_cast<int64_t>(s[1]);
-  if (!full && reducer_) reducer_->reduce_now(begun == 0);
-  // What DDP left is the sum over the window, averaged over the ranks.
-  const double factor = static_cast<double>(group_.size()) / s[1];
-  if (reducer_) {
-    reducer_->scale_reduced(factor);
-  } else {
-    NoGradGuard guard;
-    for (Tensor& p : parameters_)  // a kept gradient is not changed
-      if (const Tensor g = p.grad(); g.defined() && p.requires_grad()) p.set_grad(g * factor);
-  }
   return true;
+}
+
+/// What DDP left is the sum over the window, averaged over the ranks.
+void Accumulation::average(double targets) {
+  const double factor = static_cast<double>(group_.size()) / targets;
+  if (reducer_) return reducer_->scale_reduced(factor);
+  NoGradGuard guard;
+  for (Tensor& p : parameters_)  // a kept gradient is not changed
+    if (const Tensor g = p.grad(); g.defined() && p.requires_grad()) p.set_grad(g * factor);
 }
 
 bool Accumulation::step(optim::Optimizer& optimizer, bool close) {

@@ -23,7 +23,7 @@ struct AccumulationOptions {
 };
 
 /// While it lives it, and not the forward, decides which backward is synchronised: the last of a
-/// window.
+/// window. It must be destroyed before the wrapper that it was made for.
 class LOCKSTEP_API Accumulation {
  public:
   /// A collective call. Throws ValueError on every rank where the ranks' `steps` differ.
@@ -35,8 +35,11 @@ class LOCKSTEP_API Accumulation {
   Accumulation(const Accumulation&) = delete;
 
   /// Backward of one micro-batch: `loss_sum` is the sum, not the mean, over its `count` targets
-  /// (0 is legal; gradients of such a batch are zero). Gradients cleared within a window are an Error
-  /// of the next call. After an exception the window begins anew; clear the gradients.
+  /// (0 is legal; gradients of such a batch are zero). Gradients cleared within a window are an
+  /// Error of the next call. After an exception, here or in step(), the window's gradients are
+  /// cleared and the next micro-batch begins a window. Where the other ranks had a part in the
+  /// backward that threw they throw as well, with what to do; else they wait, and this rank's next
+  /// window takes the place of the one that failed.
   void backward(const Tensor& loss_sum, int64_t count);
 
   /// At the end of a window: turns the gradients into those of the mean over all its targets on all
@@ -59,9 +62,10 @@ class LOCKSTEP_API Accumulation {
   Accumulation(Reducer* reducer, std::vector<Tensor> parameters, Group group,
                AccumulationOptions options);
   void check_same_steps() const;
-  void check_gradients_kept();
-  void begin_anew();
   void sum_over_ranks();
+  void drop_window();
+  void check_gradients_kept();
+  void average(double targets);
 
   Reducer* reducer_;
   std::vector<Tensor> parameters_;

@@ -27,18 +27,21 @@ Range range_of(const Tensor& t) {
 }
 
 // Of tensors whose ranges form one chain.
-bool share_elements_in(const std::vector<const Tensor*>& tensors, Range whole) {
-  const auto is_dense = [](const Tensor* t) { return StridedBytes(*t).dense(); };
-  if (std::all_of(tensors.begin(), tensors.end(), is_dense)) return true;
-  std::vector<bool> taken(static_cast<size_t>(whole.end - whole.begin));  // by byte
-  for (const Tensor* t : tensors) {
-    const size_t width = size_of(t->dtype());
+bool share_elements_in(const std::vector<Tensor>& tensors, const std::vector<size_t>& chain) {
+  const auto is_dense = [&](size_t i) { return StridedBytes(tensors[i]).dense(); };
+  if (std::all_of(chain.begin(), chain.end(), is_dense)) return true;
+  const std::byte* begin = range_of(tensors[chain[0]]).begin;
+  const std::byte* end = begin;
+  for (const size_t i : chain) end = std::max(end, range_of(tensors[i]).end);
+  std::vector<bool> taken(static_cast<size_t>(end - begin));  // by byte
+  for (const size_t i : chain) {
+    const size_t width = size_of(tensors[i].dtype());
     bool twice = false;
-    StridedBytes(*t).each([&](const std::byte* p) {
-      const auto at = static_cast<size_t>(p - whole.begin);
-      for (size_t i = at; i < at + width; ++i) {
-        twice |= taken[i];
-        taken[i] = true;
+    StridedBytes(tensors[i]).each([&](const std::byte* p) {
+      const auto at = static_cast<size_t>(p - begin);
+      for (size_t k = at; k < at + width; ++k) {
+        twice |= taken[k];
+        taken[k] = true;
       }
     });
     if (twice) return true;
@@ -58,23 +61,30 @@ bool is_same_view(const Tensor& a, const Tensor& b) {
          a.strides() == b.strides();
 }
 
-bool share_elements(const std::vector<Tensor>& tensors) {
-  std::vector<const Tensor*> sorted;
-  for (const Tensor& t : tensors)
-    if (t.numel() > 0) sorted.push_back(&t);
-  std::sort(sorted.begin(), sorted.end(), [](const Tensor* a, const Tensor* b) {
-    return range_of(*a).begin < range_of(*b).begin;
-  });
-  for (size_t i = 0; i < sorted.size();) {
-    Range whole = range_of(*sorted[i]);
-    std::vector<const Tensor*> chain{sorted[i++]};
-    for (; i < sorted.size() && range_of(*sorted[i]).begin < whole.end; ++i) {
-      whole.end = std::max(whole.end, range_of(*sorted[i]).end);
-      chain.push_back(sorted[i]);
+std::vector<std::vector<size_t>> overlapping(const std::vector<Tensor>& tensors) {
+  std::vector<std::pair<Range, size_t>> sorted;
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (tensors[i].numel() > 0) sorted.emplace_back(range_of(tensors[i]), i);
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) { return a.first.begin < b.first.begin; });
+  std::vector<std::vector<size_t>> chains;
+  const std::byte* end = nullptr;
+  for (const auto& [range, i] : sorted) {
+    if (chains.empty() || range.begin >= end) {
+      chains.emplace_back();
+      end = range.end;
     }
-    if (chain.size() > 1 && share_elements_in(chain, whole)) return true;
+    chains.back().push_back(i);
+    end = std::max(end, range.end);
   }
-  return false;
+  return chains;
+}
+
+bool share_elements(const std::vector<Tensor>& tensors) {
+  const auto chains = overlapping(tensors);
+  return std::any_of(chains.begin(), chains.end(), [&](const auto& chain) {
+    return chain.size() > 1 && share_elements_in(tensors, chain);
+  });
 }
 
 }  // namespace lockstep::dist

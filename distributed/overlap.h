@@ -13,6 +13,9 @@ namespace lockstep::dist {
 bool may_overlap(const Tensor& a, const Tensor& b);
 /// Whether both are the same elements in the same order.
 bool is_same_view(const Tensor& a, const Tensor& b);
+/// The tensors by place in memory, as indices: those of one list form a chain in which neighbours
+/// may_overlap(), those of two lists share nothing. Tensors without elements are in none.
+std::vector<std::vector<size_t>> overlapping(const std::vector<Tensor>& tensors);
 /// Whether an element of one of them is an element of another. None overlaps itself.
 bool share_elements(const std::vector<Tensor>& tensors);
 

@@ -343,20 +343,48 @@ std::vector<std::vector<std::byte>> ProcessGroup::collect(uint64_t epoch) {
 
 namespace {
 
+/// Tensors of one dtype side by side.
+struct Packed {
+  explicit Packed(std::vector<Tensor> tensors) : parts(std::move(tensors)) {
+    std::vector<Tensor> flat;
+    for (Tensor& t : parts) {
+      t = t.detach();
+      flat.push_back(t.reshape({-1}));
+    }
+    whole = cat(flat);
+  }
+  /// Once, whoever calls it.
+  void deliver() {
+    std::call_once(delivered, [this] {
+      const NoGradGuard no_grad;
+      int64_t at = 0;
+      for (Tensor& t : parts) {
+        t.copy_(whole.narrow(0, at, t.numel()).reshape(t.shape()));
+        at += t.numel();
+      }
+    });
+  }
+
+  std::vector<Tensor> parts;
+  Tensor whole;  // [all elements]
+  std::once_flag delivered;
+};
+
 /// The works of several collectives as one.
 class ManyWorks final : public Work {
  public:
-  ManyWorks(std::vector<WorkPtr> works, std::vector<Tensor> tensors, std::function<void()> unpack)
-      : works_(std::move(works)), tensors_(std::move(tensors)), unpack_(std::move(unpack)) {}
+  ManyWorks(std::vector<WorkPtr> works, std::vector<std::shared_ptr<Packed>> packs,
+            std::vector<Tensor> tensors)
+      : works_(std::move(works)), packs_(std::move(packs)), tensors_(std::move(tensors)) {}
   void wait(Milliseconds timeout) override {
     for (const WorkPtr& w : works_) w->wait(timeout);
-    std::call_once(unpacked_, unpack_);
+    deliver();
     run_then();
   }
   bool is_completed() override {
     for (const WorkPtr& w : works_)
       if (!w->is_completed()) return false;
-    if (!exception()) std::call_once(unpacked_, unpack_);
+    if (!exception()) deliver();
     return true;
   }
   std::exception_ptr exception() const override {
@@ -370,63 +398,65 @@ class ManyWorks final : public Work {
   std::vector<Tensor> result() const override { return tensors_; }
 
  private:
+  // For a program's own backend that leaves Collective::deliver out.
+  void deliver() {
+    for (const auto& p : packs_) p->deliver();
+  }
+
   std::vector<WorkPtr> works_;
+  std::vector<std::shared_ptr<Packed>> packs_;
   std::vector<Tensor> tensors_;
-  std::once_flag unpacked_;
-  std::function<void()> unpack_;
 };
 
-/// One collective per dtype, over the tensors packed side by side.
+/// One collective per dtype, started by `start` with the packed tensor and what delivers it.
 template <class Start>
 WorkPtr coalesced(std::vector<Tensor> tensors, Start start) {
-  NoGradGuard guard;
-  struct Packed {
-    std::vector<Tensor> parts;
-    Tensor whole;  // [all elements]
-  };
-  std::vector<Packed> packs;
+  const NoGradGuard no_grad;
+  std::vector<std::shared_ptr<Packed>> packs;
   std::vector<WorkPtr> works;
   std::vector<bool> taken(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (taken[i]) continue;
-    std::vector<Tensor> alike, flat;
+    std::vector<Tensor> alike;
     for (size_t j = i; j < tensors.size(); ++j)
       if (tensors[j].dtype() == tensors[i].dtype()) {
         taken[j] = true;
-        alike.push_back(tensors[j].detach());
-        flat.push_back(tensors[j].detach().reshape({-1}));
+        alike.push_back(tensors[j]);
       }
-    packs.push_back({std::move(alike), cat(flat)});
-    works.push_back(start(packs.back().whole));
+    const auto pack = std::make_shared<Packed>(std::move(alike));
+    packs.push_back(pack);
+    works.push_back(start(pack->whole, [pack] { pack->deliver(); }));
   }
-  return std::make_shared<ManyWorks>(std::move(works), std::move(tensors), [packs] {
-    NoGradGuard no_grad;
-    for (const Packed& p : packs) {
-      int64_t at = 0;
-      for (Tensor t : p.parts) {
-        t.copy_(p.whole.narrow(0, at, t.numel()).reshape(t.shape()));
-        at += t.numel();
-      }
-    }
-  });
+  for (const Tensor& t : tensors) t.storage().bump_version();  // saved copies notice
+  return std::make_shared<ManyWorks>(std::move(works), std::move(packs), std::move(tensors));
 }
 
 }  // namespace
 
 WorkPtr all_reduce_coalesced(ProcessGroup& group, std::vector<Tensor> tensors, ReduceOp op,
                              CollectiveOptions options) {
-  for (const Tensor& t : tensors) check_writable(CollectiveKind::all_reduce, t);
+  for (const Tensor& t : tensors) {
+    check_writable(CollectiveKind::all_reduce, t);
+    check_reducible("all_reduce", op, t.dtype());
+  }
   check_apart("all_reduce_coalesced", "tensors", tensors);
-  return coalesced(std::move(tensors),
-                   [&](const Tensor& packed) { return group.all_reduce(packed, op, options); });
+  return coalesced(std::move(tensors), [&](const Tensor& packed, std::function<void()> deliver) {
+    return group.begin(
+        {CollectiveKind::all_reduce, op, 0, {packed}, {packed}, options, std::move(deliver)});
+  });
 }
 
 WorkPtr broadcast_coalesced(ProcessGroup& group, std::vector<Tensor> tensors, int root,
                             CollectiveOptions options) {
   for (const Tensor& t : tensors) check_writable(CollectiveKind::broadcast, t);
+  check_rank(CollectiveKind::broadcast, "root", root, group.size());
   check_apart("broadcast_coalesced", "tensors", tensors);
-  return coalesced(std::move(tensors),
-                   [&](const Tensor& packed) { return group.broadcast(packed, root, options); });
+  return coalesced(std::move(tensors), [&](const Tensor& packed, std::function<void()> deliver) {
+    Collective call{CollectiveKind::broadcast, ReduceOp::sum, root, {}, {}, options,
+                    std::move(deliver)};
+    (group.rank() == root ? call.inputs : call.outputs) = {packed};
+    return group.begin(std::move(call));
+  });
 }
 
 }  // namespace lockstep::dist

@@ -77,6 +77,10 @@ struct LOCKSTEP_API Collective {
   std::vector<Tensor> inputs = {};
   std::vector<Tensor> outputs = {};
   CollectiveOptions options = {};
+  /// Where it is set the backend calls it once, when the outputs have their values and before the
+  /// Work says so, on any thread, whether or not the program still holds the Work; not after a
+  /// failure. It throws nothing and uses no group.
+  std::function<void()> deliver = {};
 
   /// The tensor whose dtype and shape all ranks must agree on (all_to_all: its dtype alone);
   /// undefined for barrier.
@@ -85,8 +89,8 @@ struct LOCKSTEP_API Collective {
   std::string text() const;
 };
 
-/// A collective under way. Its tensors are kept alive until it is complete; dropped unfinished it
-/// is completed by the group's destruction.
+/// A collective under way. Its tensors are kept alive until it is complete. Every kind alike: dropped
+/// unfinished it is completed, and its outputs are written, by the group's destruction at the latest.
 class LOCKSTEP_API Work {
  public:
   virtual ~Work() = default;
@@ -213,6 +217,10 @@ class LOCKSTEP_API ProcessGroup {
   std::string failure_text() const { return failure_.empty() ? failure_ : "; " + failure_; }
 
  private:
+  friend LOCKSTEP_API WorkPtr all_reduce_coalesced(ProcessGroup&, std::vector<Tensor>, ReduceOp,
+                                                   CollectiveOptions);
+  friend LOCKSTEP_API WorkPtr broadcast_coalesced(ProcessGroup&, std::vector<Tensor>, int,
+                                                  CollectiveOptions);
   WorkPtr begin(Collective call);
 
   struct Posted {
@@ -225,9 +233,7 @@ class LOCKSTEP_API ProcessGroup {
   std::string failure_;
 };
 
-/// One collective over many tensors of any dtypes: one per dtype, packed side by side. They are
-/// unpacked on the thread that waits for the returned work, or to which is_completed() first says
-/// true.
+/// One collective over many tensors of any dtypes: one per dtype, packed side by side.
 LOCKSTEP_API WorkPtr all_reduce_coalesced(ProcessGroup& group, std::vector<Tensor> tensors,
                                           ReduceOp op = ReduceOp::sum,
                                           CollectiveOptions options = {});

@@ -25,6 +25,7 @@ WorkPtr SingleGroup::start(Collective call) {
   for (size_t i = 0; i < call.outputs.size() && i < call.inputs.size(); ++i)
     if (!call.outputs[i].is_same(call.inputs[i]))
       call.outputs[i].detach().copy_(call.inputs[i].detach().reshape(call.outputs[i].shape()));
+  if (call.deliver) call.deliver();
   return std::make_shared<Done>(++sequence_, std::move(call.outputs));
 }
 

@@ -163,14 +163,14 @@ Tensor Saved::input(int i) const {
   check_alive();
   LOCKSTEP_CHECK(i >= 0 && static_cast<size_t>(i) < inputs_.size() && (saves_ & kInput(i)),
                  AutogradError, "backward of ", node_.name(), ": it reads input ", i,
-                 ", which `saves` does not name; add kInput(", i, ")");
+                 ", which `saves` (or saves_for) does not name; add kInput(", i, ")");
   return inputs_[static_cast<size_t>(i)].unpack(node_.name());
 }
 
 Tensor Saved::output() const {
   check_alive();
   LOCKSTEP_CHECK(saves_ & kOutput, AutogradError, "backward of ", node_.name(),
-                 ": it reads the output, which `saves` does not name; add kOutput");
+                 ": it reads the output, which `saves` (or saves_for) does not name; add kOutput");
   Tensor y = output_.unpack(node_.name());
   if (!is_grad_enabled()) return y;
   y = y.detach();

@@ -11,8 +11,10 @@
 //   };
 //   Tensor softmax(const Tensor& x, int64_t dim) { return apply(Softmax{dim}, x); }
 //
-// A forward that takes a Saver& before its inputs may keep further tensors (statistics, indices). A
-// user's own op is made the same way. A backward written in terms of ops is differentiable itself;
+// A forward that takes a Saver& before its inputs may keep further tensors (statistics, indices). An
+// op of several inputs may define saves_for(i), what the derivative by input i reads, instead of
+// `saves`: then nothing is saved for the derivative by an input that requires no grad. A user's own
+// op is made the same way. A backward written in terms of ops is differentiable itself;
 // one that calls kernels must use ops instead when is_grad_enabled().
 #pragma once
 
@@ -100,27 +102,41 @@ template <class Op>
 inline const bool registered = register_op(Op::name);
 }  // namespace detail
 
+/// What an op saves: all that `saves` names, or what saves_for(i) names for the inputs that require
+/// grad.
+template <class Op, size_t N>
+unsigned saved_by(const Op& op, const std::array<const Tensor*, N>& inputs) {
+  if constexpr (requires { op.saves_for(0); }) {
+    unsigned saves = 0;
+    for (size_t i = 0; i < N; ++i)
+      if (inputs[i]->defined() && inputs[i]->node()) saves |= op.saves_for(static_cast<int>(i));
+    return saves;
+  } else {
+    return op.saves;
+  }
+}
+
 /// The node of an op with N inputs.
 template <class Op, int N>
 class OpNode final : public Node {
  public:
   OpNode(Op op, const std::array<const Tensor*, N>& inputs, const Tensor& y, Saver& saver)
-      : op_(std::move(op)), kept_(saver.take()) {
+      : op_(std::move(op)), saves_(saved_by(op_, inputs)), kept_(saver.take()) {
     static_cast<void>(detail::registered<Op>);
     this->inputs.resize(N);
     for (int i = 0; i < N; ++i) {
       if (!inputs[i]->defined()) continue;
       this->inputs[i] = inputs[i]->node();
-      if (op_.saves & kInput(i)) saved_[i] = SavedTensor(*inputs[i], this->inputs[i]);
+      if (saves_ & kInput(i)) saved_[i] = SavedTensor(*inputs[i], this->inputs[i]);
     }
-    if (op_.saves & kOutput) output_ = SavedTensor(y, nullptr);
+    if (saves_ & kOutput) output_ = SavedTensor(y, nullptr);
   }
   const char* name() const override { return Op::name; }
   void backward(const Tensor& dy, InputGradients& dx) override {
-    op_.backward(Saved(*this, op_.saves, saved_, output_, kept_, released_), dy, dx);
+    op_.backward(Saved(*this, saves_, saved_, output_, kept_, released_), dy, dx);
   }
   void release_saved() override {
-    released_ = op_.saves != 0 || !kept_.empty();
+    released_ = saves_ != 0 || !kept_.empty();
     for (SavedTensor& s : saved_) s.reset();
     output_.reset();
     for (SavedTensor& s : kept_) s.reset();
@@ -128,6 +144,7 @@ class OpNode final : public Node {
 
  private:
   Op op_;
+  unsigned saves_;
   std::array<SavedTensor, N> saved_;
   SavedTensor output_;
   std::vector<SavedTensor> kept_;

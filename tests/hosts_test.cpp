@@ -431,3 +431,53 @@ TEST_CASE("ranks in two network namespaces") {
   }
   CHECK(ranks::failures(ended) == "");
 }
+
+TEST_CASE("rank: without IPv4" * doctest::skip()) {
+  const Group g = dist::init({.backend = std::getenv("TEST_BACKEND")});
+  const Tensor t = full({1000}, g.rank() + 1.0);
+  g.all_reduce(t);
+  require(t.data<float>()[999] == 3, "the sum");
+  g.barrier();
+}
+TEST_CASE("ranks meet over ::1 where no interface has an IPv4 address") {
+  const std::string name = "lockstep" + std::to_string(getpid()) + "six";
+  const bool made = shell("ip netns add " + name) == 0 &&
+                    shell("ip -n " + name + " link set lo up") == 0 &&
+                    shell("ip netns exec " + name + " ip addr flush dev lo scope host") == 0 &&
+                    shell("ip -n " + name + " -6 addr replace ::1/128 dev lo") == 0 &&
+                    shell("test -z \"$(ip -n " + name + " -4 addr)\"") == 0 &&
+                    shell("ip netns exec " + name + " true") == 0;
+  if (!made) MESSAGE("skipped: this machine does not let us make network namespaces");
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  for (const std::string backend : {"gloo", "shm+gloo", ""}) {
+    if (!made) break;
+    CAPTURE(backend);
+    std::vector<pid_t> pids;
+    std::vector<int> files;
+    const double begin = ranks::now();
+    for (int r = 0; r < 2; ++r) {
+      files.push_back(ranks::new_file());
+      pids.push_back(ranks::start(
+          {"ip", "netns", "exec", name, self, "--test-case=rank: without IPv4", "--no-skip"},
+          files.back(),
+          {{"RANK", std::to_string(r)},
+           {"WORLD_SIZE", "2"},
+           {"LOCAL_RANK", "0"},
+           {"LOCAL_WORLD_SIZE", "1"},
+           {"LOCKSTEP_HOST_ID", backend == "gloo" ? "0" : std::to_string(r)},
+           {"MASTER_ADDR", "::1"},
+           {"MASTER_PORT", "29500"},
+           {"LOCKSTEP_TOKEN", "a secret"},
+           {"TEST_BACKEND", backend}}));
+    }
+    std::vector<Ended> ended(2);
+    for (size_t r = 0; r < 2; ++r) {
+      ended[r] = ranks::wait_for(pids[r], begin + 20 * ranks::kPatience);
+      ended[r].rank = static_cast<int>(r);
+      ended[r].output = ranks::read_all(files[r]);
+      close(files[r]);
+    }
+    CHECK(ranks::failures(ended) == "");
+  }
+  shell("ip netns del " + name);
+}

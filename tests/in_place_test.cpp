@@ -11,6 +11,7 @@
 #include <lockstep/nn/layer_norm.h>
 #include <lockstep/nn/linear.h>
 #include <lockstep/tensor/op.h>
+#include <lockstep/tensor/ops/conv2d.h>
 #include <lockstep/tensor/ops/elementwise.h>
 #include <lockstep/tensor/ops/join.h>
 #include <lockstep/tensor/ops/layer_norm.h>
@@ -414,4 +415,54 @@ TEST_CASE("sizes: products beyond 64 bits and negative sizes are refused everywh
   CHECK_THROWS_AS(scalar(1).size(-1), IndexError);
   CHECK(full({2}, (int64_t{1} << 53) + 1, {.dtype = DType::i64}).to_vector<int64_t>()[1] ==
         (int64_t{1} << 53) + 1);
+}
+
+TEST_CASE("in place: an operand that only a constant's derivative would read may be changed") {
+  const Tensor a = f64({0.3, -1.2, 0.7, 2.1}, {2, 2}).requires_grad_();
+  const Tensor constant = f64({1.5, -0.5, 2, 4}, {2, 2});
+  using Op = Tensor (*)(const Tensor&, const Tensor&);
+  const struct {
+    const char* name;
+    Op op;
+    V gradient;  // of the sum, by the first operand
+  } ops[] = {
+      {"mul", [](const Tensor& x, const Tensor& c) { return x * c; }, {1.5, -0.5, 2, 4}},
+      {"div", [](const Tensor& x, const Tensor& c) { return x / c; }, {1 / 1.5, -2, 0.5, 0.25}},
+      {"matmul", [](const Tensor& x, const Tensor& c) { return matmul(x, c); }, {1, 6, 1, 6}},
+      {"matmul of the constant",
+       [](const Tensor& x, const Tensor& c) { return matmul(c, x); },
+       {3.5, 3.5, 3.5, 3.5}},
+      {"linear",
+       [](const Tensor& x, const Tensor& c) { return linear(x, c, Tensor()); },
+       {3.5, 3.5, 3.5, 3.5}},
+      {"conv2d",
+       [](const Tensor& x, const Tensor& c) {
+         return conv2d(x.view({1, 1, 2, 2}), c.view({1, 1, 2, 2}));
+       },
+       {1.5, -0.5, 2, 4}},
+      {"mul_",
+       [](const Tensor& x, const Tensor& c) { return x.clone().mul_(c); },
+       {1.5, -0.5, 2, 4}},
+  };
+  for (const auto& [name, op, gradient] : ops) {
+    CAPTURE(std::string(name));
+    Tensor h = a * 1.0;
+    const Tensor y = op(h, constant);
+    h.zero_();  // backward reads the constant only
+    CHECK(values(autograd::grad({y.sum()}, {a})[0]) == gradient);
+
+    Tensor used = a * 1.0;
+    const Tensor parameter = constant.clone().requires_grad_();
+    const Tensor z = op(used, parameter);
+    used.zero_();
+    if (std::string(name) == "mul_")  // its node saved a copy
+      CHECK_NOTHROW(z.sum().backward());
+    else
+      CHECK_THROWS_WITH_AS(z.sum().backward(), Contains("was changed in place since"),
+                           AutogradError);
+    Tensor changed = constant.clone();
+    const Tensor w = op(a * 1.0, changed);
+    changed.zero_();
+    CHECK_THROWS_AS(w.sum().backward(), AutogradError);
+  }
 }

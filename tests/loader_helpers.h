@@ -1,10 +1,12 @@
 // What the tests of Loader share: passes as lists of batches, and a dataset with a callback.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <fstream>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <lockstep/data/loader.h>
@@ -25,11 +27,22 @@ Batches collect(L& loader, int64_t epoch) {
   return all;
 }
 
+/// The threads of this process. The thread sanitizer starts one of its own with a program's first,
+/// which is therefore started here.
 inline int thread_count() {
+  std::thread([] {}).join();
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);)
     if (line.rfind("Threads:", 0) == 0) return std::stoi(line.substr(8));
   return -1;
+}
+
+/// Whether no more than `before` threads are left, soon: /proc counts a joined one for a moment.
+inline bool threads_are_gone(int before) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (thread_count() > before)
+    if (std::chrono::steady_clock::now() > deadline) return false;
+  return true;
 }
 
 // Samples are their index; `at` is called with it on whichever thread makes it.

@@ -101,7 +101,66 @@ TEST_CASE("DistributedDataParallel finds a forward that threw on one rank alone"
           net(f64(2)).backward();  // the next batch
         }
       },
-      "left out the backwards");
+      "Likely rank 1 ran a forward in training mode and did not use its output, or gave up a step");
+}
+
+TEST_CASE("DistributedDataParallel names the likely reason and the remedy of ranks out of step") {
+  for (const int odd : {0, 1}) {
+    const std::string who = str_cat("Likely rank ", odd, " ");
+    fails_on_both(
+        [&](Group g) {  // a sample's loss, for the log
+          DistributedDataParallel net{Scalar{}, g};
+          for (int step = 0; step < 3; ++step) {
+            if (step == 1 && g.rank() == odd) net(input(g, step));
+            net(input(g, step)).backward();
+          }
+        },
+        who +
+            "ran a forward in training mode and did not use its output, or gave up a step: run a "
+            "forward for its value alone under NoGradGuard");
+    fails_on_both(
+        [&](Group g) {  // a look at the data between epochs
+          DistributedDataParallel net{Scalar{}, g};
+          const data::TensorDataset set{arange(0, 12).to(DType::f64)};
+          data::Loader loader{set, {.batch_size = 1, .shard = g}};
+          for (int epoch = 0; epoch < 2; ++epoch) {
+            if (epoch == 1 && g.rank() == odd)
+              for (auto batch : loader.epoch(epoch)) break;
+            for (auto [x] : loader.epoch(epoch)) net(x).sum().backward();
+          }
+        },
+        who + "took a batch and did not train on it: look at data under NoGradGuard");
+    fails_on_both(
+        [&](Group g) {
+          DistributedDataParallel net{Scalar{}, g};
+          for (int step = 0; step < 3; ++step) {
+            const Tensor loss = net(input(g, step));
+            loss.backward({}, {.retain_graph = true});
+            if (step == 1 && g.rank() == odd) loss.backward();
+          }
+        },
+        who + "ran backward once more through the graph of a step that is over");
+  }
+}
+
+TEST_CASE("DistributedDataParallel names the escapes for a frozen parameter of each rank's own") {
+  const auto train = [](Group g, const dist::DistributedDataParallelOptions& options) {
+    Two m;
+    m.b.requires_grad_(false);
+    DistributedDataParallel net{m, g, options};
+    for (int step = 0; step < 3; ++step) {
+      net.zero_grad();
+      net(input(g, step)).first.backward();
+      const NoGradGuard guard;
+      if (g.rank() == 0) m.b.mul_(0.9);  // an average of the weights, kept by one rank
+    }
+  };
+  for (const std::string& text : texts(2, [&](Group g) { train(g, {}); })) {
+    CHECK_MESSAGE(contains(text, "b on rank 1 has other values than on rank 0"), text);
+    CHECK_MESSAGE(contains(text, "the option `ignored`; init_sync = false"), text);
+  }
+  works([&](Group g) { train(g, {.ignored = {"b"}}); });
+  works([&](Group g) { train(g, {.init_sync = false}); });
 }
 
 TEST_CASE("DistributedDataParallel finds a batch that one rank's loader gave in vain") {

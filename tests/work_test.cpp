@@ -1,5 +1,6 @@
-// Work: what then() leaves runs in wait() and nowhere else; a rank may wait in any order and on any
-// group; and what a tensor's release function does is the user's affair.
+// Work: one that is dropped completes all the same; what then() leaves runs in wait() and nowhere
+// else; a rank may wait in any order and on any group; and what a tensor's release function does is
+// the user's affair.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -127,7 +128,57 @@ void release_uses_the_group(const Group& g) {
   g.barrier();
 }
 
+// Every kind of Work, dropped at once, has written its outputs when the group is destroyed.
+void dropped_works_complete(const Group& all) {
+  const Group g(all.process_group().child());
+  ProcessGroup& group = g.process_group();
+  const int me = g.rank(), size = g.size();
+  const double sum = size * (size + 1) / 2.0;
+  constexpr int64_t n = 60000;  // more than one piece
+  const auto mine = [&] { return full({n}, me + 1.0); };
+  std::vector<std::pair<std::string, std::pair<Tensor, double>>> expected;
+  const auto expect = [&](const std::string& what, const Tensor& t, double value) {
+    expected.push_back({what, {t, value}});
+    return t;
+  };
+  if (me == 0) std::this_thread::sleep_for(Milliseconds(30));
+  all_reduce_coalesced(group, {expect("all_reduce_coalesced", mine(), sum),
+                               expect("its columns", full({4, n}, me + 1.0).t(), sum),
+                               expect("its other dtype", mine().to(DType::f64), sum)});
+  broadcast_coalesced(group, {expect("broadcast_coalesced", mine(), size)}, size - 1);
+  group.all_reduce(expect("all_reduce", mine(), sum));
+  group.broadcast(expect("broadcast", mine(), size), size - 1);
+  group.reduce(expect("reduce", mine(), me == 0 ? sum : me + 1.0), 0);
+  const Tensor rows = empty({size, n}), from = empty({size, n}), gathered = empty({size, n});
+  group.all_gather(rows, mine());
+  std::vector<Tensor> parts;
+  for (int r = 0; r < size; ++r) {
+    expect("all_gather", rows[r], r + 1.0);
+    expect("all_to_all", from[r], r + 1.0);
+    if (me == 0) parts.push_back(expect("gather", gathered[r], r + 1.0));
+  }
+  group.gather(parts, mine(), 0);
+  group.reduce_scatter(expect("reduce_scatter", empty({n}), sum), full({size, n}, me + 1.0));
+  group.scatter(
+      expect("scatter", empty({n}), 1),
+      me == 0 ? std::vector<Tensor>(static_cast<size_t>(size), mine()) : std::vector<Tensor>(), 0);
+  group.all_to_all(from, full({size, n}, me + 1.0));
+  if (size > 1 && g.backend() != "shm+gloo") {
+    if (me == 0) group.send(mine(), 1);
+    if (me == 1) group.recv(expect("recv", empty({n}), 1), 0);
+  }
+  group.barrier();
+  g.destroy();
+  for (const auto& [what, value] : expected) {
+    const auto got = value.first.to_vector<double>();
+    for (const double x : got)
+      require(x == value.second,
+              what + ": " + std::to_string(x) + " and not " + std::to_string(value.second));
+  }
+}
+
 void check_all(const Group& g) {
+  dropped_works_complete(g);
   then_runs_in_wait(g);
   then_may_start_more(g);
   polled_coalesced(g);

@@ -5,10 +5,19 @@
 #include <string_view>
 
 #include <lockstep/distributed/hash.h>
+#include <lockstep/distributed/overlap.h>
 #include <lockstep/tensor/node.h>
 
 namespace lockstep::dist {
 namespace {
+
+/// The elements that t has in memory: a dimension along which it repeats them has size 1.
+Tensor distinct(const Tensor& t) {
+  Tensor d = t.detach();
+  for (int i = 0; i < t.dim(); ++i)
+    if (t.strides()[i] == 0 && t.shape()[i] > 1) d = d.narrow(i, 0, 1);
+  return d;
+}
 
 size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel()) * size_of(t.dtype()); }
 
@@ -16,6 +25,35 @@ size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel()) * size_
 Tensor part(const Tensor& bytes, size_t offset, const Tensor& t) {
   return from_blob(bytes.data<uint8_t>() + offset, t.shape(),
                    {.dtype = t.dtype(), .device = bytes.device()});
+}
+
+/// Whether t holds these values, to the bit. Values are contiguous.
+bool holds(const Tensor& t, const Tensor& values) {
+  const Tensor mine = t.to(values.device()).contiguous();
+  return std::memcmp(mine.data_ptr(), values.data_ptr(), bytes_of(values)) == 0;
+}
+
+/// Fresh memory for tensors that may overlap, in which they lie as they lie now.
+void move_together(const std::vector<Tensor>& tensors) {
+  constexpr uintptr_t kLine = 64;
+  uintptr_t begin = UINTPTR_MAX, end = 0;
+  for (const Tensor& t : tensors) {
+    const auto first = reinterpret_cast<uintptr_t>(t.data_ptr());
+    size_t last = 0;  // its element with the highest address
+    for (int d = 0; d < t.dim(); ++d)
+      last += static_cast<size_t>((t.shape()[d] - 1) * t.strides()[d]);
+    begin = std::min(begin, first / kLine * kLine);
+    end = std::max(end, first + (last + 1) * size_of(t.dtype()));
+  }
+  const Ref<Storage> fresh = Storage::allocate(end - begin, tensors[0].device());
+  for (const Tensor& t : tensors) {
+    const auto first = reinterpret_cast<uintptr_t>(t.data_ptr());
+    t.body().storage = fresh;
+    t.body().offset = static_cast<int64_t>((first - begin) / size_of(t.dtype()));
+  }
+  for (const Tensor& t : tensors)
+    if (Ref<TensorBody>& base = t.body().base; base && base->storage.get() != fresh.get())
+      base = nullptr;
 }
 
 /// The strides that matter for where elements lie: those of dimensions of size 1 do not.
@@ -26,7 +64,24 @@ Shape canonical_strides(const Tensor& t) {
   return strides;
 }
 
-/// A line for each parameter and buffer, and one for the options that decide what ranks communicate.
+/// For each tensor with which other one it shares memory, and where; "" for most.
+std::vector<std::string> sharing(const NamedTensors& all) {
+  std::vector<Tensor> tensors;
+  for (const auto& entry : all) tensors.push_back(distinct(entry.second));
+  std::vector<std::string> texts(all.size());
+  for (const std::vector<size_t>& chain : overlapping(tensors)) {
+    const size_t first = *std::min_element(chain.begin(), chain.end());
+    for (const size_t i : chain)
+      if (i != first)
+        texts[i] = str_cat(" at byte ",
+                           static_cast<const std::byte*>(tensors[i].data_ptr()) -
+                               static_cast<const std::byte*>(tensors[first].data_ptr()),
+                           " of ", all[first].first);
+  }
+  return texts;
+}
+
+/// A line for the options that decide what ranks communicate, and one for each parameter and buffer.
 std::string describe(const NamedTensors& parameters, const NamedTensors& buffers,
                      const DistributedDataParallelOptions& o) {
   const std::vector<std::string>& ignored = o.ignored;
@@ -37,15 +92,18 @@ std::string describe(const NamedTensors& parameters, const NamedTensors& buffers
               o.comm_hook ? ", a comm_hook" : ", no comm_hook", ", ignored");
   for (const std::string& name : ignored) text += str_cat(' ', name);
   text += '\n';
-  auto add = [&](const auto& entry, std::string_view kind) {
-    const Tensor& t = entry.second;
-    const bool left_alone = std::find(ignored.begin(), ignored.end(), entry.first) != ignored.end();
-    text += str_cat(entry.first, ": ", left_alone ? "ignored " : "", kind, ' ', t.dtype(), ' ',
-                    t.shape(), " strides ", canonical_strides(t), '\n');
-  };
-  for (const auto& p : parameters)
-    add(p, p.second.requires_grad() ? "trainable parameter" : "frozen parameter");
-  for (const auto& b : buffers) add(b, "buffer");
+  NamedTensors all = parameters;
+  all.insert(all.end(), buffers.begin(), buffers.end());
+  const std::vector<std::string> shared = sharing(all);
+  for (size_t i = 0; i < all.size(); ++i) {
+    const auto& [name, t] = all[i];
+    const bool left_alone = std::find(ignored.begin(), ignored.end(), name) != ignored.end();
+    const std::string_view kind = i >= parameters.size() ? "buffer"
+                                  : t.requires_grad()    ? "trainable parameter"
+                                                         : "frozen parameter";
+    text += str_cat(name, ": ", left_alone ? "ignored " : "", kind, ' ', t.dtype(), ' ', t.shape(),
+                    " strides ", canonical_strides(t), shared[i], '\n');
+  }
   return text;
 }
 
@@ -60,11 +118,12 @@ std::string_view next_line(std::string_view& text) {
 
 Tensor pack(const NamedTensors& tensors) {
   size_t total = 0, offset = 0;
-  for (const auto& [name, t] : tensors) total += bytes_of(t);
+  for (const auto& [name, t] : tensors) total += bytes_of(distinct(t));
   Tensor bytes = empty({static_cast<int64_t>(total)}, {.dtype = DType::u8});
   for (const auto& [name, t] : tensors) {
-    if (t.numel() > 0) part(bytes, offset, t).copy_(t.detach());
-    offset += bytes_of(t);
+    const Tensor from = distinct(t);
+    if (t.numel() > 0) part(bytes, offset, from).copy_(from);
+    offset += bytes_of(from);
   }
   return bytes;
 }
@@ -73,21 +132,28 @@ void unpack(const Tensor& bytes, const NamedTensors& tensors) {
   NoGradGuard guard;
   size_t offset = 0;
   for (const auto& [name, t] : tensors) {
-    if (t.numel() > 0) Tensor(t).copy_(part(bytes, offset, t));
-    offset += bytes_of(t);
+    Tensor to = distinct(t);
+    if (t.numel() > 0) to.copy_(part(bytes, offset, to));
+    offset += bytes_of(to);
   }
 }
 
 void unpack_fresh(const Tensor& bytes, const NamedTensors& tensors) {
+  NoGradGuard guard;
+  std::vector<Tensor> now, values;
   size_t offset = 0;
   for (const auto& [name, t] : tensors) {
-    Tensor fresh = empty_like(t);
-    if (t.numel() > 0) fresh.copy_(part(bytes, offset, t));
-    TensorBody &to = t.body(), &from = fresh.body();
-    to.storage = from.storage;
-    to.offset = 0;
-    to.strides = from.strides;
-    offset += bytes_of(t);
+    now.push_back(distinct(t));
+    values.push_back(t.numel() > 0 ? part(bytes, offset, now.back()) : Tensor());
+    offset += bytes_of(now.back());
+  }
+  for (const std::vector<size_t>& chain : overlapping(now)) {
+    if (std::all_of(chain.begin(), chain.end(), [&](size_t i) { return holds(now[i], values[i]); }))
+      continue;
+    std::vector<Tensor> moved;
+    for (const size_t i : chain) moved.push_back(tensors[i].second);
+    move_together(moved);
+    for (const size_t i : chain) distinct(tensors[i].second).copy_(values[i]);
   }
 }
 

@@ -13,16 +13,18 @@ namespace lockstep::dist {
 
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
-/// The bytes of all tensors, one after the other: u8 [total].
+/// The bytes of all tensors, one after the other: u8 [total]. What a tensor repeats (an expanded
+/// dimension) is there once.
 Tensor pack(const NamedTensors& tensors);
 /// Writes packed bytes back into the tensors' own memory.
 void unpack(const Tensor& bytes, const NamedTensors& tensors);
 /// Puts packed bytes into fresh storage behind the tensors, so that what was saved of the old
-/// stays.
+/// stays. Tensors that share memory get shared memory, and those that hold these bytes already are
+/// left as they are.
 void unpack_fresh(const Tensor& bytes, const NamedTensors& tensors);
 
-/// Compares names, dtypes, shapes, strides, trainability and order of all entries across ranks. On
-/// a difference every rank destroys the group and throws a DistError with both counts and the first
+/// Compares names, dtypes, shapes, strides, trainability, order and shared memory of all entries
+/// across ranks. On a difference every rank destroys the group and throws a DistError with both counts and the first
 /// entry that differs.
 /// The options must agree as well.
 void verify_same_module(ProcessGroup& group, const NamedTensors& parameters,

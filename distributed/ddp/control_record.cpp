@@ -1,3 +1,5 @@
+// ControlRecord's bytes, and the faults that a round's records show. Every rank runs find_fault() on the
+// same records, so all throw the same error or none does.
 #include <lockstep/distributed/ddp/control_record.h>
 
 #include <algorithm>
@@ -10,7 +12,7 @@ namespace lockstep::dist {
 
 namespace {
 
-// What stands before the two bits of each parameter.
+// What precedes, in a record's bytes, the two bits of each parameter: used and trainable.
 struct Head {
   ControlRecord::Since since;
   ReplicaSample sample;
@@ -98,11 +100,13 @@ std::string find_join_fault(const Records& records) {
 std::string find_step_fault(const Records& records) {
   using Since = ControlRecord::Since;
   const Since& first = records[0].since;
-  const auto fault = [&](size_t r, uint32_t Since::*number, std::string_view what) {
+  const auto fault = [&](size_t r, uint32_t Since::*number, std::string_view what, bool most,
+                         std::string_view reason) {
+    const uint32_t other = records[r].since.*number;
+    const size_t odd = (other > first.*number) == most ? r : 0;
     return str_cat("DDP: the ranks are out of step: since the last reduction rank 0 ", what, " ",
-                   first.*number, ", rank ", r, " ", records[r].since.*number,
-                   "; their gradients belong to different steps. Skip a step on every rank or on "
-                   "none (all_reduce the decision), and evaluate under NoGradGuard");
+                   first.*number, ", rank ", r, " ", other,
+                   "; their gradients belong to different steps. Likely rank ", odd, " ", reason);
   };
   // Where all ranks take batches from loaders those tell the steps, and a forward more is harmless.
   const bool have_loaders = std::all_of(records.begin(), records.end(),
@@ -112,25 +116,32 @@ std::string find_step_fault(const Records& records) {
     if (records[r].join != Join::none) continue;
     const bool same_windows = since.local_backwards == first.local_backwards;
     if (same_windows && since.batches != first.batches)
-      return fault(r, &Since::batches, "took batches from its loaders:");
+      return fault(
+          r, &Since::batches, "took batches from its loaders:", true,
+          "took a batch and did not train on it: look at data under NoGradGuard, and leave "
+          "a batch out on every rank or on none (all_reduce the decision)");
     if (have_loaders) continue;
     if (since.skipped_forwards != first.skipped_forwards)
-      return fault(r, &Since::skipped_forwards, "left out the backwards of its forwards:");
-    // A backward more, through the graph of a step that is over.
+      return fault(r, &Since::skipped_forwards, "left out the backwards of its forwards:", true,
+                   "ran a forward in training mode and did not use its output, or gave up a step: "
+                   "run a forward for its value alone under NoGradGuard, and skip a step on every "
+                   "rank or on none (all_reduce the decision)");
     if (same_windows && (since.forwards == 0) != (first.forwards == 0))
-      return fault(r, &Since::forwards, "ran forwards:");
+      return fault(r, &Since::forwards, "ran forwards:", false,
+                   "ran backward once more through the graph of a step that is over: run as many "
+                   "backwards on every rank");
   }
   return {};
 }
 
-// "rank 0 true, rank 1 false", of the ranks that still have inputs.
-template <class State>
-std::string states(const Records& records, State state) {
+// A yes or no of each rank that still has inputs: "rank 0 true, rank 1 false".
+template <class Predicate>
+std::string values_by_rank(const Records& records, Predicate holds) {
   std::string text;
   for (size_t r = 0; r < records.size(); ++r)
     if (!records[r].is_finished())
       text +=
-          str_cat(text.empty() ? "rank " : ", rank ", r, state(records[r]) ? " true" : " false");
+          str_cat(text.empty() ? "rank " : ", rank ", r, holds(records[r]) ? " true" : " false");
   return text;
 }
 
@@ -140,7 +151,7 @@ std::string find_frozen_fault(const Records& records, const RecordNames& names) 
       return str_cat(
           "DDP: ", names.frozen[static_cast<size_t>(record.unfrozen)],
           ": requires_grad changed after wrapping (",
-          states(records, [&](const auto& r) { return r.unfrozen == record.unfrozen; }),
+          values_by_rank(records, [&](const auto& r) { return r.unfrozen == record.unfrozen; }),
           "); it was frozen then, so it has no bucket: set requires_grad before wrapping");
   for (size_t i = 0; i < names.parameters.size(); ++i) {
     bool some = false, all = true;
@@ -151,7 +162,7 @@ std::string find_frozen_fault(const Records& records, const RecordNames& names) 
       }
     if (some && !all)
       return str_cat("DDP: ", names.parameters[i], ": requires_grad changed after wrapping (",
-                     states(records, [&](const auto& r) { return r.trainable[i] != 0; }),
+                     values_by_rank(records, [&](const auto& r) { return r.trainable[i] != 0; }),
                      "); freeze it on all ranks or on none");
   }
   return {};

@@ -46,16 +46,16 @@ struct RecordNames {
   std::vector<std::string> frozen;      // at construction
 };
 
-/// What in the ranks' records forbids to go on: "DDP: fc3.weight received no gradient on rank 1;
-/// ..."; empty when all is well. `first` are the records that a static graph must repeat, or empty; a
-/// finished one is still unknown.
+/// Why the ranks cannot go on, from their records: "DDP: fc3.weight received no gradient on rank 1;
+/// ..."; empty when they can. `first` holds the records of the first round, which a static graph must
+/// repeat; it is empty before, and the record of a rank that had no inputs then says nothing.
 std::string find_fault(const std::vector<ControlRecord>& records,
                        const std::vector<ControlRecord>& first, const RecordNames& names,
                        const DistributedDataParallelOptions& options);
 
 /// Whether any rank used a parameter.
 bool is_used(const std::vector<ControlRecord>& records, size_t parameter);
-/// Whether some rank trains it; frozen on all ranks it counts for nothing.
+/// Whether it requires grad on some rank.
 bool is_trained(const std::vector<ControlRecord>& records, size_t parameter);
 
 }  // namespace lockstep::dist

@@ -313,6 +313,7 @@ void Reducer::fill_without_arrival(int parameter) {
 void Reducer::launch(size_t b) {
   const Bucket& bucket = buckets_[b];
   if (b == 0) {
+    if (const auto f = std::exchange(before_first_launch_, nullptr)) f();
     mine_ = record_of_round();
     if (posts_records())
       post_record();
@@ -379,8 +380,8 @@ void Reducer::backward_ends(bool failed) {
 /// While an exception is handled that this rank's peers would wait for in vain.
 void Reducer::abort_backward() {
   suppress_failure_note();
-  group_->abort(
-      str_cat("rank ", group_->rank(), " failed inside DDP's backward: ", text_of_exception()));
+  group_->abort(str_cat("rank ", group_->rank(), " failed inside DDP's backward: ",
+                        text_of_exception(), "; to go on, wrap the module again on every rank"));
 }
 
 }  // namespace lockstep::dist

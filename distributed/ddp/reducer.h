@@ -37,9 +37,15 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   /// While an exception is handled that is on its way to the program, and maybe past the group.
   void remember_failure(std::string_view where);
   SyncFlag& flag() { return flag_; }
-  /// A synchronised backward without a graph: reduces what local backwards left. `empty`: this rank
-  /// had nothing to accumulate, so its gradients are zero and count as used.
-  void reduce_now(bool empty = false);
+  /// A synchronised backward without a graph: reduces what local backwards left. Parameters that they
+  /// did not reach take part with zero, and count as unused; with `counts_as_used` as used, for a rank
+  /// that had no batch and so could use none.
+  void reduce_now(bool counts_as_used = false);
+  /// Runs f once, in the next round, before anything of the round is sent: what f starts on group()
+  /// comes before the round's own communication, on every rank. Null takes it back.
+  void before_first_launch(std::function<void()> f) { before_first_launch_ = std::move(f); }
+  /// The communicator of this wrapper alone.
+  ProcessGroup& group() const { return *group_; }
   /// While on, windows of local backwards may differ between ranks, and may leave batches out: their
   /// losses and counts are summed over the ranks.
   void set_exact_windows(bool on) { exact_windows_ = on; }
@@ -142,6 +148,7 @@ class LOCKSTEP_API Reducer final : public BackwardWatcher {
   std::vector<int> arrival_order_;
   std::vector<Tensor> kept_;  // by parameter: the gradient that an unused one has in its slot
   size_t next_launch_ = 0;
+  std::function<void()> before_first_launch_;
   std::vector<WorkPtr> works_;
   WorkPtr buffer_work_;
   Tensor buffer_bytes_;

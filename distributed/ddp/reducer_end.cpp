@@ -184,11 +184,11 @@ void Reducer::drop_gradients() {
 
 // ---- rounds without a backward ----
 
-void Reducer::reduce_now(bool empty) {
+void Reducer::reduce_now(bool counts_as_used) {
   LOCKSTEP_CHECK(phase_ == Phase::idle, DistError, "DDP: reduce_now inside a backward");
   phase_ = Phase::syncing;
   reset_round({});
-  if (empty && !options_.find_unused_parameters && !options_.static_graph)
+  if (counts_as_used && !options_.find_unused_parameters && !options_.static_graph)
     for (size_t i = 0; i < reached_.size(); ++i)
       reached_[i] = parameters_[i].parameter.requires_grad();
   phase_ = Phase::idle;

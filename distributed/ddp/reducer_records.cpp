@@ -15,7 +15,7 @@ ControlRecord Reducer::record_of_round() const {
   record.since.writes = static_cast<uint32_t>(replica_versions() - versions_before_);
   record.sample = {.elements = sample_of(compared_, epoch_),
                    .processor = processor_kind(),
-                   .is_known_to_differ = flag_.has_been_bypassed()};
+                   .had_unwrapped_backward = flag_.had_unwrapped_backward()};
   if (!exact_windows_) {
     record.since.forwards = forwards_;
     record.since.skipped_forwards = forward_log_.skipped();
@@ -104,8 +104,9 @@ std::string Reducer::find_replica_fault() {
     return std::any_of(records_.begin(), records_.end(), differs);
   };
   const ControlRecord& first = records_[0];
+  // After a backward without the wrapper, of which the rank was warned, its steps are its own.
   if (any([&](const ControlRecord& r) {
-        return r.sample.is_known_to_differ || r.sample.processor != first.sample.processor;
+        return r.sample.had_unwrapped_backward || r.sample.processor != first.sample.processor;
       }))
     return {};
   if (!any([&](const ControlRecord& r) {
@@ -114,12 +115,19 @@ std::string Reducer::find_replica_fault() {
     return {};
   const auto [parameter, rank] = compare_replicas(*group_, compared_);
   if (parameter < 0) return {};
+  const auto& [name, t] = compared_[static_cast<size_t>(parameter)];
+  const bool is_frozen = std::any_of(frozen_.begin(), frozen_.end(),
+                                     [&, &t = t](const auto& f) { return f.second.is_same(t); });
   return str_cat(
-      "DDP: ", compared_[static_cast<size_t>(parameter)].first, " on rank ", rank,
+      "DDP: ", name, " on rank ", rank,
       " has other values than on rank 0; since the last reduction parameters were written ",
       first.since.writes, " times on rank 0, ", records_[static_cast<size_t>(rank)].since.writes,
       " times on rank ", rank,
-      "; step the optimizer, load and change parameters alike on all ranks, or on none");
+      "; step the optimizer, load and change parameters alike on all ranks, or on none",
+      is_frozen ? ". A frozen parameter that each rank changes for itself (an average of "
+                  "the weights, say) belongs into the option `ignored`; init_sync = false "
+                  "leaves all parameters uncompared"
+                : "");
 }
 
 }  // namespace lockstep::dist

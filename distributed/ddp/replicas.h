@@ -19,9 +19,9 @@ namespace lockstep::dist {
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
 struct ReplicaSample {
-  uint64_t elements = 0;            // a hash of the elements that a round looks at
-  uint64_t processor = 0;           // ranks on unlike processors may round differently
-  uint32_t is_known_to_differ = 0;  // a local backward was warned of: its steps are the rank's own
+  uint64_t elements = 0;                // a hash of the elements that a round looks at
+  uint64_t processor = 0;               // ranks on unlike processors may round differently
+  uint32_t had_unwrapped_backward = 0;  // then the rank's steps are its own
 };
 
 /// A hash of some elements of each parameter; which ones depends on `round` alone.

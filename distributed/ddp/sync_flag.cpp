@@ -14,7 +14,7 @@ void SyncFlag::forward_starts() {
 bool SyncFlag::decide(bool through_forward) {
   if (forced_) return *forced_;
   if (flag_ == Flag::unset || (!through_forward && flag_versions_ != versions_())) {
-    if (!std::exchange(warned_bypass_, true))
+    if (!std::exchange(had_unwrapped_backward_, true))
       warn(
           "DDP: a backward reached the module's parameters without a forward through "
           "DistributedDataParallel since they last changed; its gradients stay on rank ",

@@ -20,8 +20,9 @@ class SyncFlag {
   /// Enters (+1) or leaves (-1) a no_sync scope.
   void no_sync(int by) { depth_ += by; }
   bool inside_no_sync() const { return depth_ > 0; }
-  /// Whether a backward came without a forward through the wrapper: it stayed on this rank.
-  bool has_been_bypassed() const { return warned_bypass_; }
+  /// Whether a backward ran without a forward through the wrapper, ever. Its gradients stayed on this
+  /// rank.
+  bool had_unwrapped_backward() const { return had_unwrapped_backward_; }
   /// While it has a value, that decides and not the forward.
   void force(std::optional<bool> synchronised) { forced_ = synchronised; }
   /// Whether a backward that starts now is synchronised; warns, once each, where the program may
@@ -38,7 +39,7 @@ class SyncFlag {
   uint64_t flag_versions_ = 0;
   int depth_ = 0;
   std::optional<bool> forced_;
-  bool warned_bypass_ = false, warned_scope_ = false;
+  bool had_unwrapped_backward_ = false, warned_scope_ = false;
 };
 
 }  // namespace lockstep::dist

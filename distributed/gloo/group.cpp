@@ -21,12 +21,14 @@ void GlooWork::run() {
   std::exception_ptr error;
   try {
     session_->run(call_);
+    if (call_.call.deliver) call_.call.deliver();
   } catch (...) {
     error = std::current_exception();
   }
   // Dropped without the mutex: what a tensor's release function does is the user's.
   call_.call.inputs.clear();
   call_.call.outputs.clear();
+  call_.call.deliver = nullptr;
   std::lock_guard lock(mutex_);
   error_ = error;
   done_ = true;

@@ -307,6 +307,11 @@ WorkPtr HostGroup::start(Collective call) {
   }
   check_usable(call.text());
   HostPlan stages = plan(call);
+  if (call.deliver)
+    stages.finish = [finish = std::move(stages.finish), deliver = call.deliver] {
+      if (finish) finish();
+      deliver();
+    };
   const bool composed = call.kind == CollectiveKind::reduce ||
                         call.kind == CollectiveKind::reduce_scatter ||
                         call.kind == CollectiveKind::gather || call.kind == CollectiveKind::scatter;
@@ -400,6 +405,7 @@ Ending HostGroup::tell_everybody(Ending why, bool within_host) {
   } catch (const DistError&) {
     // Without a store the other leaders see closed connections.
   }
+  if (why.cause != Cause::aborted) add_notes(why);  // the first reason may be the leaders' group's
   parts_.store->expect_readers();
   for (const auto& group : {parts_.gather, parts_.spread, parts_.leaders, flat_})
     if (group) group->abort(why.text);
@@ -427,6 +433,10 @@ void HostGroup::complete_ending(Ending& why, bool within_host) const {
                           here()[static_cast<size_t>(place)]);
     why.text += "]";
   }
+  add_notes(why);
+}
+
+void HostGroup::add_notes(Ending& why) const {
   if (const std::string said = notes(); why.text.find(said) == std::string::npos) why.text += said;
 }
 

@@ -61,6 +61,7 @@ class LOCKSTEP_API HostGroup final : public ProcessGroup {
   void flush();
   std::string notes_name() const { return parts_.leaders_name + "/all"; }
   std::string notes() const;
+  void add_notes(Ending& why) const;
   Ending tell_everybody(Ending why, bool within_host);
   void complete_ending(Ending& why, bool within_host) const;
   std::shared_ptr<ProcessGroup> flat();

@@ -42,7 +42,10 @@ bool Operation::is_completed() {
   return over();
 }
 
-void Operation::complete() { enter(State::complete); }
+void Operation::complete() {
+  if (what_.deliver) what_.deliver();
+  enter(State::complete);
+}
 
 void Operation::fail(const Ending& why) {
   error_ = std::make_exception_ptr(PeerError(why.cause, why.text));

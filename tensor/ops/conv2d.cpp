@@ -21,7 +21,9 @@ Tensor weights(const ConvShape& s, const Tensor& x, const Tensor& dy);
 
 struct Conv2d {
   static constexpr const char* name = "conv2d";
-  static constexpr unsigned saves = kInput(0) | kInput(1);
+  static constexpr unsigned saves_for(int i) {
+    return i == 0 ? kInput(1) : i == 1 ? kInput(0) : 0;
+  }
   static inline Kernel<void(const ConvShape&, const Tensor&, const Tensor&, const Tensor&,
                             const Tensor&)>
       kernel{"conv2d", cpu::conv_forward};
@@ -38,21 +40,22 @@ struct Conv2d {
   }
 
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
-    const Tensor &x = saved.input(0), &w = saved.input(1);
     if (dx.needed(1) && is_grad_enabled()) {
-      dx.set(1, weights(s, x, dy));
+      dx.set(1, weights(s, saved.input(0), dy));
     } else if (dx.needed(1)) {
       const Tensor given = dx.destination(1);
-      const Tensor dw = given.defined()
-                            ? given
-                            : empty(w.shape(), {.dtype = dy.dtype(), .device = dy.device()});
-      run_weights(s, x, dy, dw);
+      const Tensor dw = given.defined() ? given : empty_weights(s, dy);
+      run_weights(s, saved.input(0), dy, dw);
       dx.set(1, dw);
     }
     if (dx.needed(2)) dx.set(2, dy.sum({0, 2, 3}));
-    if (dx.needed(0)) dx.set(0, data(s, dy, w));
+    if (dx.needed(0)) dx.set(0, data(s, dy, saved.input(1)));
   }
 
+  static Tensor empty_weights(const ConvShape& s, const Tensor& like) {
+    return empty({s.o, s.c / s.groups, s.kh, s.kw},
+                 {.dtype = like.dtype(), .device = like.device()});
+  }
   /// dw = the gradient of the weights, a sum over images: 0 for none.
   static void run_weights(const ConvShape& s, const Tensor& x, const Tensor& dy, Tensor dw) {
     if (s.n == 0) return void(dw.zero_());
@@ -62,7 +65,7 @@ struct Conv2d {
 
 struct ConvData {
   static constexpr const char* name = "conv2d_backward_data";
-  static constexpr unsigned saves = kInput(0) | kInput(1);
+  static constexpr unsigned saves_for(int i) { return i == 0 ? kInput(1) : kInput(0); }
   static inline Kernel<void(const ConvShape&, const Tensor&, const Tensor&, const Tensor&)> kernel{
       "conv2d", cpu::conv_backward_data};
   ConvShape s;
@@ -80,11 +83,10 @@ struct ConvData {
 
 struct ConvWeights {
   static constexpr const char* name = "conv2d_backward_weights";
-  static constexpr unsigned saves = kInput(0) | kInput(1);
+  static constexpr unsigned saves_for(int i) { return i == 0 ? kInput(1) : kInput(0); }
   ConvShape s;
   Tensor forward(const Tensor& x, const Tensor& dy) const {
-    Tensor dw =
-        empty({s.o, s.c / s.groups, s.kh, s.kw}, {.dtype = x.dtype(), .device = x.device()});
+    Tensor dw = Conv2d::empty_weights(s, x);
     Conv2d::run_weights(s, x, dy, dw);
     return dw;
   }

@@ -153,14 +153,16 @@ Tensor& binary_(Op op, Tensor& x, Tensor other) {
   other = other.to(x.dtype());
   if (detail::overlaps(x, other)) other = other.clone();
   // Backward must read the values before the op, of `other` too where it is x itself.
-  constexpr bool saves = (Node::saves & (kInput(0) | kInput(1))) != 0;
-  const Tensor input = records && saves ? before(x) : x;
-  if (records && saves && other.data_ptr() == x.data_ptr()) {
-    const Ref<lockstep::Node> node = other.node();
+  Node node{op, &x};
+  const unsigned saves = records ? saved_by(node, std::array<const Tensor*, 2>{&x, &other}) : 0;
+  const bool is_itself = other.data_ptr() == x.data_ptr();
+  const Tensor input = saves & (kInput(0) | (is_itself ? kInput(1) : 0)) ? before(x) : x;
+  if (saves & kInput(1) && is_itself) {
+    const Ref<lockstep::Node> other_node = other.node();
     other = input.detach();
-    other.body().node = node;
+    other.body().node = other_node;
   }
-  apply_in_place(Node{op, &x}, x, input, other);
+  apply_in_place(std::move(node), x, input, other);
   return x;
 }
 

@@ -15,19 +15,15 @@ namespace lockstep::elementwise {
 
 using formulas::Probe;
 
-/// What an op saves for backward, found from its derivatives.
-template <class Op, int I = 0>
-constexpr unsigned saved_by() {
-  if constexpr (Op::predicate)
+/// What the derivative by input I reads, found from its formula.
+template <class Op, int I>
+constexpr unsigned saved_for() {
+  if constexpr (Op::predicate) {
     return 0;
-  else {
+  } else {
     constexpr unsigned r = formulas::reads<Op, I>;
-    const unsigned own = (r & Probe::kA ? kInput(0) : 0) | (r & Probe::kB ? kInput(1) : 0) |
-                         (r & Probe::kY ? kOutput : 0);
-    if constexpr (I + 1 < Op::inputs)
-      return own | saved_by<Op, I + 1>();
-    else
-      return own;
+    return (r & Probe::kA ? kInput(0) : 0) | (r & Probe::kB ? kInput(1) : 0) |
+           (r & Probe::kY ? kOutput : 0);
   }
 }
 
@@ -75,7 +71,7 @@ Tensor differentiate(const Op& op, const std::array<Tensor, Op::inputs>& x, cons
 template <class Op>
 struct UnaryOp {
   static constexpr const char* name = Op::name;
-  static constexpr unsigned saves = saved_by<Op>();
+  static constexpr unsigned saves = saved_for<Op, 0>();
   Op op;
   const TensorBody* consumable = nullptr;  // an input that the result may overwrite
   Tensor* target = nullptr;                // in-place form: where the result goes
@@ -116,7 +112,9 @@ struct UnaryOp {
 template <class Op>
 struct BinaryOp {
   static constexpr const char* name = Op::name;
-  static constexpr unsigned saves = saved_by<Op>();
+  static constexpr unsigned saves_for(int i) {
+    return i == 0 ? saved_for<Op, 0>() : saved_for<Op, 1>();
+  }
   Op op;
   Tensor* target = nullptr;                           // in-place form: where the result goes
   std::unique_ptr<std::array<Shape, 2>> shapes = {};  // of the inputs, if they differ
@@ -142,21 +140,20 @@ struct BinaryOp {
   }
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
     if constexpr (!Op::predicate) {
-      std::array<Tensor, 2> x;
-      Tensor y;
-      if constexpr (saves & kInput(0)) x[0] = saved.input(0);
-      if constexpr (saves & kInput(1)) x[1] = saved.input(1);
-      if constexpr (saves & kOutput) y = saved.output();
-      one<0>(x, y, dy, dx);
-      one<1>(x, y, dy, dx);
+      one<0>(saved, dy, dx);
+      one<1>(saved, dy, dx);
     }
   }
 
  private:
   template <int I>
-  void one(const std::array<Tensor, 2>& x, const Tensor& y, const Tensor& dy,
-           InputGradients& dx) const {
+  void one(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
     if (!dx.needed(I)) return;
+    std::array<Tensor, 2> x;
+    Tensor y;
+    if constexpr (saves_for(I) & kInput(0)) x[0] = saved.input(0);
+    if constexpr (saves_for(I) & kInput(1)) x[1] = saved.input(1);
+    if constexpr (saves_for(I) & kOutput) y = saved.output();
     if (!shapes || (*shapes)[I] == dy.shape()) {
       dx.set(I, differentiate<I>(op, x, y, dy, dx.destination(I)));
     } else {

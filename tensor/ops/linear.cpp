@@ -46,8 +46,11 @@ struct Linear {
       "linear", relu_backward_cpu};
   bool relu;
   Shape shape;
+  Shape rows;  // [R, out]
   // Without relu the output is not kept: the next op may then work on it in place.
-  unsigned saves = kInput(0) | kInput(1) | (relu ? kOutput : 0);
+  unsigned saves_for(int i) const {
+    return (i == 0 ? kInput(1) : i == 1 ? kInput(0) : 0) | (relu ? kOutput : 0);
+  }
 
   Tensor forward(const Tensor& x, const Tensor& w, const Tensor& b) const {
     Tensor y = empty(shape, {.dtype = x.dtype(), .device = x.device()});
@@ -56,12 +59,10 @@ struct Linear {
   }
 
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
-    const Tensor x = saved.input(0), w = saved.input(1);
-    const Shape rows{x.size(0), w.size(0)};
     if (is_grad_enabled()) {
       const Tensor dz = (relu ? where(le(saved.output(), 0), 0, dy) : dy).reshape(rows);
-      if (dx.needed(0)) dx.set(0, lockstep::matmul(dz, w));
-      if (dx.needed(1)) dx.set(1, lockstep::matmul(dz.t(), x));
+      if (dx.needed(0)) dx.set(0, lockstep::matmul(dz, saved.input(1)));
+      if (dx.needed(1)) dx.set(1, lockstep::matmul(dz.t(), saved.input(0)));
       if (dx.needed(2)) dx.set(2, dz.sum({0}));
       return;
     }
@@ -75,12 +76,15 @@ struct Linear {
       dx.set(2, db);
     }
     if (dx.needed(1)) {
-      Tensor dw = dx.destination(1).defined() ? dx.destination(1) : empty(w.shape(), like);
+      const Tensor x = saved.input(0);  // [R, in]
+      Tensor dw = dx.destination(1).defined() ? dx.destination(1)
+                                              : empty({rows[1], x.size(1)}, like);
       detail::matmul_kernel().on(g.device())(dz.t(), x, dw);
       dx.set(1, dw);
     }
     if (dx.needed(0)) {
-      Tensor din = empty(x.shape(), like);
+      const Tensor w = saved.input(1);  // [out, in]
+      Tensor din = empty({rows[0], w.size(1)}, like);
       detail::matmul_kernel().on(g.device())(dz, w, din);
       dx.set(0, din);
     }
@@ -110,7 +114,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Activat
       x.dim() == 2 && cpu::is_matrix(x) ? x : x.contiguous().reshape({count, x.size(-1)});
   Shape shape = x.shape();
   shape[x.dim() - 1] = weight.size(0);
-  return apply(Linear{activation == Activation::relu, shape}, rows, weight, bias);
+  return apply(Linear{activation == Activation::relu, shape, {count, weight.size(0)}}, rows, weight, bias);
 }
 
 }  // namespace lockstep

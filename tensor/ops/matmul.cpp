@@ -50,9 +50,12 @@ void matmul_cpu(const Tensor& a, const Tensor& b, const Tensor& y) {
 /// dA = dY B^T, dB = A^T dY, each summed over the dimensions that were broadcast.
 struct Matmul {
   static constexpr const char* name = "matmul";
-  static constexpr unsigned saves = kInput(0) | kInput(1);
+  static constexpr unsigned saves_for(int i) { return i == 0 ? kInput(1) : kInput(0); }
+  Shape a_shape = {}, b_shape = {};
 
-  Tensor forward(const Tensor& a, const Tensor& b) const {
+  Tensor forward(const Tensor& a, const Tensor& b) {
+    a_shape = a.shape();
+    b_shape = b.shape();
     LOCKSTEP_CHECK(a.dim() >= 2 && b.dim() >= 2, ShapeError,
                    "matmul: operands need at least one dimension, got ", a.shape(), " and ",
                    b.shape());
@@ -73,11 +76,10 @@ struct Matmul {
   }
 
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
-    const Tensor &a = saved.input(0), &b = saved.input(1);
     if (dx.needed(0))
-      dx.set(0, product_into(dx.destination(0), dy, b.transpose(-2, -1), a.shape()));
+      dx.set(0, product_into(dx.destination(0), dy, saved.input(1).transpose(-2, -1), a_shape));
     if (dx.needed(1))
-      dx.set(1, product_into(dx.destination(1), a.transpose(-2, -1), dy, b.shape()));
+      dx.set(1, product_into(dx.destination(1), saved.input(0).transpose(-2, -1), dy, b_shape));
   }
 
   /// p q, summed to `shape`; written straight to `out` where that is given and nothing is summed.
