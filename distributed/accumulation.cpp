@@ -2,6 +2,7 @@
 
 #include <lockstep/tensor/node.h>
 #include <lockstep/tensor/ops/elementwise.h>
+#include <lockstep/tensor/warning.h>
 
 namespace lockstep::dist {
 
@@ -26,6 +27,12 @@ void Accumulation::check_same_steps() const {
 }
 
 Accumulation::~Accumulation() {
+  if (position_ > 0 && std::uncaught_exceptions() == exceptions_) try {
+      warn("Accumulation: it ends within a window, after micro-batch ", position_, " of ", steps_,
+           "; their gradients are in no step, and the next window adds to them; call "
+           "step(optimizer, true) at the end, or keep one Accumulation for all epochs");
+    } catch (...) {  // a handler's
+    }
   if (!reducer_) return;
   reducer_->flag().force(std::nullopt);
   reducer_->set_exact_windows(false);
@@ -35,6 +42,7 @@ void Accumulation::backward(const Tensor& loss_sum, int64_t count) {
   LOCKSTEP_CHECK(count >= 0, ValueError, "Accumulation: a batch of ", count, " targets");
   LOCKSTEP_CHECK(position_ < steps_, Error, "Accumulation: the window of ", steps_,
                  " micro-batches is full; call step() after each backward");
+  check_gradients_kept();
   loss_ += loss_sum.item<double>();
   targets_ += static_cast<double>(count);
   ++position_;
@@ -53,6 +61,22 @@ void Accumulation::backward(const Tensor& loss_sum, int64_t count) {
     drop_window();
     throw;
   }
+  accumulated_.clear();
+  for (const Tensor& p : parameters_)
+    if (p.requires_grad() && p.grad().defined()) accumulated_.push_back(p);
+}
+
+void Accumulation::check_gradients_kept() {
+  for (const Tensor& p : accumulated_) {
+    if (p.grad().defined()) continue;
+    const Shape shape = p.shape();
+    const int64_t position = position_;
+    drop_window();
+    fail<Error>("Accumulation: the gradient of a parameter of shape ", shape,
+                " was cleared after micro-batch ", position, " of a window of ", steps_,
+                ", whose sum it holds; leave zero_grad() out, since step() clears the gradients at "
+                "the end of each window");
+  }
 }
 
 void Accumulation::sum_over_ranks() {
@@ -65,6 +89,7 @@ void Accumulation::drop_window() {
   if (reducer_) reducer_->before_first_launch(nullptr);
   position_ = 0;
   loss_ = targets_ = 0;
+  accumulated_.clear();
   work_ = nullptr;
   for (const Tensor& p : parameters_)  // a frozen one's gradient is no part of the window
     if (const Ref<Leaf>& leaf = p.body().leaf; leaf && p.requires_grad()) leaf->zero_grad(true);
@@ -72,6 +97,7 @@ void Accumulation::drop_window() {
 
 bool Accumulation::finish(bool close) {
   if (position_ < steps_ && !close) return false;
+  check_gradients_kept();
   // Not in a short window, and not where the last micro-batch did not reach the module.
   const bool is_reduced = !reducer_ || work_;
   try {
@@ -95,6 +121,7 @@ bool Accumulation::finish(bool close) {
   work_ = nullptr;
   position_ = 0;
   loss_ = targets_ = 0;
+  accumulated_.clear();
   return true;
 }
 

@@ -10,6 +10,7 @@
 //   acc.step(optimizer, true);      // the short window at the end of the epoch
 #pragma once
 
+#include <exception>
 #include <memory>
 
 #include <lockstep/distributed/data_parallel.h>
@@ -29,14 +30,16 @@ class LOCKSTEP_API Accumulation {
   template <class M>
   Accumulation(DistributedDataParallel<M>& net, Group group, AccumulationOptions options = {})
       : Accumulation(net.reducer(), net.parameters(), std::move(group), options) {}
+  /// Warns within a window.
   ~Accumulation();
   Accumulation(const Accumulation&) = delete;
 
   /// Backward of one micro-batch: `loss_sum` is the sum, not the mean, over its `count` targets
-  /// (0 is legal; gradients of such a batch are zero). After an exception, here or in step(), the
-  /// window's gradients are cleared and the next micro-batch begins a window. Where the other ranks
-  /// had a part in the backward that threw they throw as well, with what to do; else they wait, and
-  /// this rank's next window takes the place of the one that failed.
+  /// (0 is legal; gradients of such a batch are zero). Gradients cleared within a window are an
+  /// Error of the next call. After an exception, here or in step(), the window's gradients are
+  /// cleared and the next micro-batch begins a window. Where the other ranks had a part in the
+  /// backward that threw they throw as well, with what to do; else they wait, and this rank's next
+  /// window takes the place of the one that failed.
   void backward(const Tensor& loss_sum, int64_t count);
 
   /// At the end of a window: turns the gradients into those of the mean over all its targets on all
@@ -61,10 +64,12 @@ class LOCKSTEP_API Accumulation {
   void check_same_steps() const;
   void sum_over_ranks();
   void drop_window();
+  void check_gradients_kept();
   void average(double targets);
 
   Reducer* reducer_;
   std::vector<Tensor> parameters_;
+  std::vector<Tensor> accumulated_;  // those with a gradient after the last micro-batch
   Group group_;
   int64_t steps_, position_ = 0;
   double loss_ = 0, targets_ = 0;  // of this rank, in the window under way
@@ -72,6 +77,7 @@ class LOCKSTEP_API Accumulation {
   WorkPtr work_;                   // that sums them
   double mean_loss_ = 0;
   int64_t count_ = 0;
+  int exceptions_ = std::uncaught_exceptions();
 };
 
 }  // namespace lockstep::dist

@@ -142,7 +142,7 @@ struct InitOptions {
 /// Joins the other ranks that the launcher started (see environment.h) and makes the group this
 /// thread's default; a group of one when nobody launched us. Throws DistError when ranks are
 /// missing at the deadline, when the launch variables make no sense, or when the thread has a
-/// default group already.
+/// default group of several ranks already.
 LOCKSTEP_API Group init(const InitOptions& options = {});
 
 /// This thread's group: of init() or run_local(), else a group of one.

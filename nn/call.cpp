@@ -104,6 +104,7 @@ CallScope::CallScope(Module& module)
       outer_(innermost),
       outermost_(outer_ ? outer_->outermost_ : *this),
       observer_(observer) {
+  check_not_moved_from(module);
   if (!outer_) {
     if (is_grad_enabled() && !module.graph_checked_.exchange(true, std::memory_order_relaxed))
       graph_check_ = std::make_unique<GraphCheck>();
@@ -128,6 +129,13 @@ CallScope::~CallScope() {
 
 void permit_calls(Module& module) { module.belongs_.store(true, std::memory_order_relaxed); }
 bool is_observed() { return observer; }
+
+void check_not_moved_from(const Module& module) {
+  LOCKSTEP_CHECK(!module.moved_from_, Error, module.module_type().name,
+                 ": it was moved into another object and is empty; use that one (the module() of a "
+                 "DistributedDataParallel that took it), or wrap it without std::move");
+}
+void refilled(Module& module) { module.moved_from_ = false; }
 
 bool CallScope::innermost_is(const Module& module) {
   return innermost && &innermost->module_ == &module;

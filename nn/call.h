@@ -98,6 +98,11 @@ void GraphCheck::see(const T& value, std::vector<const TensorBody*>& bodies, boo
 
 /// Lets other modules' forward call this one, as long as it is not moved.
 LOCKSTEP_API void permit_calls(Module& module);
+/// Throws Error for a module that was moved from and has not been assigned to since. What is left of
+/// it would be called, trained and saved as one without layers.
+LOCKSTEP_API void check_not_moved_from(const Module& module);
+/// The fields of a module that was moved from have been given back to it, or new ones.
+LOCKSTEP_API void refilled(Module& module);
 /// Whether this thread's calls have an observer.
 LOCKSTEP_API bool is_observed();
 

@@ -32,6 +32,7 @@ Tensor CloneMap::operator()(const Tensor& t) {
 }
 
 void detail::check_all_fields_named(Module& module, const char* op) {
+  check_not_moved_from(module);
   Entries entries = entries_of(module);
   const ModuleType type = module.module_type();
   const uintptr_t begin = reinterpret_cast<uintptr_t>(&module);

@@ -86,6 +86,7 @@ T clone_module(T& module, CloneMap& map) {
   check_all_fields_named(module, "clone");
   check_not_sliced("clone", module, typeid(T));
   T copy(std::move(module));
+  refilled(module);  // by what follows, also where it throws
   module.with_fields([&]<class... F>(F&... original) {
     copy.with_fields([&](F&... copied) {
       size_t done = 0;

@@ -15,12 +15,14 @@ namespace lockstep::nn {
 Module::Module() { detail::part_appears(this, detail::Part::module); }
 Module::Module(Module&& other) noexcept
     : training_(other.training_),
+      moved_from_(std::exchange(other.moved_from_, true)),
       belongs_(other.external_.load(std::memory_order_relaxed)),
       external_(other.external_.load(std::memory_order_relaxed)) {
   detail::module_moves(this, &other);
 }
 Module& Module::operator=(Module&& other) noexcept {
   training_ = other.training_;
+  if (this != &other) moved_from_ = std::exchange(other.moved_from_, true);
   return *this;
 }
 Module::~Module() { detail::part_disappears(this); }

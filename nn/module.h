@@ -9,7 +9,8 @@
 //   };
 //
 // A module is movable and not copyable, since a copied layer would silently share or double its
-// weights: clone() copies the weights, share() says that they are the same.
+// weights: clone() copies the weights, share() says that they are the same. One that was moved from
+// has no parameters, and is an Error to call, save or clone until it is assigned to.
 #pragma once
 
 #include <lockstep/nn/call.h>
@@ -110,11 +111,14 @@ class LOCKSTEP_API Module {
   friend class detail::CallScope;
   friend class EvalGuard;
   friend void detail::permit_calls(Module& module);
+  friend void detail::check_not_moved_from(const Module& module);
+  friend void detail::refilled(Module& module);
   friend void detail::for_each_module(const Module&, const detail::ModuleFunction&, bool);
   template <class M>
   friend M& external(M& module);
 
   bool training_ = true;
+  bool moved_from_ = false;                  // and not assigned to since
   std::atomic<bool> graph_checked_ = false;  // see detail::GraphCheck
   std::atomic<bool> belongs_ = false;   // a field of a module, or permitted inside other forwards
   std::atomic<bool> external_ = false;  // see external()
@@ -167,7 +171,8 @@ std::unique_ptr<Module> clone_unique(M& module, CloneMap& map) {
 }  // namespace detail
 }  // namespace lockstep::nn
 
-/// LOCKSTEP_MODULE(Type, fields...), the last line of a module, of a subclass of a module too. Name
+/// LOCKSTEP_MODULE(Type, fields...), the last line of a module, of a subclass of a module too; not of
+/// a class within a function, which C++ allows no member templates. Name
 /// every member that holds modules, parameters or buffers, those of the base class included (and,
 /// for clone(), whatever else is not a plain number). One that is left out is an Error: at the
 /// first traversal where the class holds or points to it, at the first call where it is used. A

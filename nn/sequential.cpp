@@ -17,6 +17,7 @@ bool is_exactly(const Module& module) {
 Sequential& Sequential::push_back(std::unique_ptr<Module> module) {
   LOCKSTEP_CHECK(module, ValueError, "Sequential: module ", size(), " is null");
   modules.push_back(std::move(module));
+  detail::refilled(*this);  // one that was moved from may be filled anew
   return *this;
 }
 

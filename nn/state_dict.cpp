@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include <lockstep/nn/entries.h>
+#include <lockstep/tensor/error_context.h>
 #include <lockstep/tensor/node.h>
 #include <lockstep/tensor/safetensors.h>
 #include <lockstep/tensor/state_reader.h>
@@ -42,18 +43,50 @@ bool same_bits(const Tensor& a, const Tensor& b) {  // of one shape, dtype and d
                      static_cast<size_t>(x.numel()) * size_of(x.dtype())) == 0;
 }
 
+/// What stands before each of `names` among `longer`: "module." for weights saved from a wrapper,
+/// "backbone." for those of a part. Empty unless one text serves for all.
+std::string common_prefix(const std::vector<std::string>& names,
+                          const std::vector<std::string>& longer) {
+  const std::unordered_set<std::string> known(longer.begin(), longer.end());
+  std::string found;
+  for (const std::string& name : longer) {
+    if (names.empty() || !name.ends_with("." + names[0])) continue;
+    const std::string prefix = name.substr(0, name.size() - names[0].size());
+    if (!std::all_of(names.begin(), names.end(),
+                     [&](const std::string& n) { return known.contains(prefix + n); }))
+      continue;
+    if (!found.empty()) return {};  // several parts of the same names
+    found = prefix;
+  }
+  return found;
+}
+
+std::string hint(const Misfits& misfits, bool some_fit) {
+  if (const std::string p = common_prefix(misfits.missing, misfits.unexpected); !p.empty())
+    return str_cat("\n  the names given begin with '", p,
+                   "', and those here do not: give them without it");
+  if (const std::string p = common_prefix(misfits.unexpected, misfits.missing); !p.empty())
+    return str_cat("\n  the names here begin with '", p,
+                   "', and those given do not: give them with it, or load into that part");
+  if (!misfits.values_fit()) return {};
+  return some_fit ? "\n  pass {.strict = false} to load those that fit"
+                  : "\n  no name fits: they are of another model";
+}
+
 }  // namespace
 
 NamedTensors Module::state_dict() const {
   NamedTensors state;
-  detail::for_each_module(
-      *this, [&](const std::string& path, Module&, const detail::Entries& entries) {
-        const std::string prefix = path.empty() ? "" : path + ".";
-        for (auto& [name, p] : entries.parameters)
-          if (p->defined()) state.emplace_back(prefix + name, p->detach());
-        for (auto& [name, b] : entries.buffers)
-          if (b->defined() && b->is_persistent()) state.emplace_back(prefix + name, b->detach());
-      });
+  detail::for_each_module(*this,
+                          [&](const std::string& path, Module& m, const detail::Entries& entries) {
+                            detail::check_not_moved_from(m);
+                            const std::string prefix = path.empty() ? "" : path + ".";
+                            for (auto& [name, p] : entries.parameters)
+                              if (p->defined()) state.emplace_back(prefix + name, p->detach());
+                            for (auto& [name, b] : entries.buffers)
+                              if (b->defined() && b->is_persistent())
+                                state.emplace_back(prefix + name, b->detach());
+                          });
   return state;
 }
 
@@ -101,8 +134,7 @@ LoadResult Module::load_state_dict(const NamedTensors& state, LoadOptions option
   for (auto& [name, t] : given) misfits.unexpected.push_back(name);
   LOCKSTEP_CHECK(misfits.values_fit() && (misfits.names_fit() || !options.strict), ValueError,
                  "load_state_dict: the tensors given do not fit ", module_type().name,
-                 misfits.text(),
-                 misfits.values_fit() ? "\n  pass {.strict = false} to load those that fit" : "");
+                 misfits.text(), hint(misfits, !copies.empty()));
   for (auto& [to, from] : copies) to.copy_(from);
   return {std::move(misfits.missing), std::move(misfits.unexpected)};
 }
@@ -116,7 +148,11 @@ LoadResult Module::load(const std::string& path, LoadOptions options) {
           return entry.first == unsupported.name;
         }))
       file.at(unsupported.name);  // throws
-  return load_state_dict(file.tensors, options);
+  try {
+    return load_state_dict(file.tensors, options);
+  } catch (...) {
+    lockstep::detail::rethrow_with_context(str_cat("in load of ", path));
+  }
 }
 
 }  // namespace lockstep::nn

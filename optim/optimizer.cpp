@@ -1,5 +1,6 @@
 #include <lockstep/optim/optimizer.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <unordered_map>
@@ -86,6 +87,11 @@ void detail::check_option(bool ok, const char* optimizer, const char* rule, doub
 
 namespace {
 Tensor number(double value) { return scalar(value, {.dtype = DType::f64}); }
+
+template <class Params>
+int64_t count_of(const Params& params, int group) {
+  return std::count_if(params.begin(), params.end(), [&](auto& p) { return p.group == group; });
+}
 }  // namespace
 
 NamedTensors Optimizer::state_dict() const {
@@ -102,6 +108,7 @@ NamedTensors Optimizer::state_dict() const {
   }
   for (int g = 0; g < groups(); ++g) {
     const std::string prefix = str_cat("param_groups.", g, ".");
+    dict.emplace_back(prefix + "params", integer_entry(count_of(params_, g)));
     const_cast<Optimizer*>(this)->visit_options(g, [&](const char* name, double& value) {
       dict.emplace_back(prefix + name, number(value));
     });
@@ -134,6 +141,17 @@ void Optimizer::load_state_dict(const NamedTensors& state) {
   std::vector<ScheduleChain::Rate> rates(static_cast<size_t>(groups()));
   for (int g = 0; g < groups(); ++g) {
     const std::string prefix = str_cat("param_groups.", g, ".");
+    // Parameters that have not been updated have no state, so the entries alone do not tell how many
+    // there were, and which one each belongs to.
+    const std::string count = prefix + "params";
+    if (const Tensor t = take(count); t.defined()) {
+      const double there = number_of(count, t);
+      const int64_t here = count_of(params_, g);
+      if (there != static_cast<double>(here))
+        misfits.wrong.push_back(str_cat(count, " (given ", there, ", here ", here, ")"));
+    } else {
+      misfits.missing.push_back(count);
+    }
     visit_options(g, [&](const char* option, double& value) {
       const std::string name = prefix + option;
       const Tensor t = take(name);

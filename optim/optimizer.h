@@ -56,7 +56,8 @@ class LOCKSTEP_API Optimizer {
   double initial_lr(int group) const;
 
   /// Everything that is needed to resume: "state.3.exp_avg" and "state.3.step" by the parameter's
-  /// index over all groups, "param_groups.0.lr" and so on by group. Copies; for save_safetensors.
+  /// index over all groups, "param_groups.0.params", their number, "param_groups.0.lr" and so on by
+  /// group. Copies; for save_safetensors.
   NamedTensors state_dict() const;
   /// Throws ValueError that lists all entries that are missing, unexpected or of another form, and
   /// has changed nothing then. Floating dtypes are converted to the parameters'.

@@ -27,6 +27,11 @@ struct Device {
 inline void append(std::string& text, Device d) {
   text += d.is_cpu() ? "cpu" : "cuda:" + std::to_string(d.index);
 }
+/// Writes "cpu" or "cuda:0"; a template so that this header needs no <ostream>.
+template <class Stream>
+auto operator<<(Stream& out, Device d) -> decltype(out << std::string()) {
+  return out << str_cat(d);
+}
 
 /// One typed kernel per device. on() throws DeviceError for a device whose kernels are not loaded.
 template <class Signature>

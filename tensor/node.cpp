@@ -138,7 +138,9 @@ Tensor SavedTensor::unpack(const char* op) const {
   LOCKSTEP_CHECK(tensor_.storage().version() == version_, AutogradError, "backward of ", op,
                  ": a tensor of shape ", tensor_.shape(),
                  " that it needs was changed in place since (version ", tensor_.storage().version(),
-                 ", expected ", version_, "); use the out-of-place form of that op");
+                 ", expected ", version_,
+                 "); use the out-of-place form of what changed it, or, if that "
+                 "was an optimizer's step or a load, call backward before");
   if (!node_ || !is_grad_enabled()) return tensor_;
   Tensor connected = tensor_.detach();
   connected.body().node = node_;
@@ -198,6 +200,11 @@ void attach(const Tensor& y, Ref<Node> node) {
   node->device = y.device();
   TensorBody& body = y.body();
   body.node = std::move(node);
+}
+void fail_changed_input(const char* op, const Tensor& x, size_t i) {
+  fail<AutogradError>(op, ": its forward changed input ", i, ", of shape ", x.shape(),
+                      ", in place, so that the gradient of other uses of it would be wrong; change "
+                      "a clone(), or make the op by apply_in_place");
 }
 
 }  // namespace detail

@@ -195,20 +195,36 @@ bool records(const Inputs&... inputs) {
   return is_grad_enabled() && ((inputs.defined() && inputs.node()) || ...);
 }
 
+/// The version of an input whose gradient is recorded; those of others may change.
+inline uint32_t recorded_version(const Tensor& x) {
+  return x.defined() && x.node() ? x.storage().version() : 0;
+}
+[[noreturn]] LOCKSTEP_API void fail_changed_input(const char* op, const Tensor& x, size_t i);
+
 template <class Op, class... Inputs>
 Tensor apply(Op op, const Inputs&... inputs) {
   const bool record = records(inputs...);
-  Saver saver(record);
+  if (!record) {
+    Saver saver(false);
+    Tensor y = run_forward(op, saver, inputs...);
+    own_result(Op::name, y);
+    return y;
+  }
+  const std::array<const Tensor*, sizeof...(Inputs)> all{&inputs...};
+  const std::array<uint32_t, sizeof...(Inputs)> versions{recorded_version(inputs)...};
+  Saver saver(true);
   Tensor y = run_forward(op, saver, inputs...);
   own_result(Op::name, y);
-  if (!record || !is_floating(y.dtype())) return y;
-  // An input that forward returns as it is keeps its own node; the result is a view of it.
-  const std::array<const Tensor*, sizeof...(Inputs)> all{&inputs...};
-  const auto same = std::find_if(all.begin(), all.end(),
-                                 [&](const Tensor* x) { return x->defined() && x->is_same(y); });
-  if (same != all.end()) y = y.detach();
+  for (size_t i = 0; i < all.size(); ++i)
+    if (recorded_version(*all[i]) != versions[i]) fail_changed_input(Op::name, *all[i], i);
+  if (!is_floating(y.dtype())) return y;
+  // What forward returns of an input, whole or in part, is a view of it. The input keeps its node.
+  const auto source = std::find_if(all.begin(), all.end(), [&](const Tensor* x) {
+    return x->defined() && x->node() && &x->storage() == &y.storage();
+  });
+  if (source != all.end() && (*source)->is_same(y)) y = y.detach();
   attach(y, make_ref<OpNode<Op, sizeof...(Inputs)>>(std::move(op), all, y, saver));
-  if (same != all.end()) become_view(y, **same);
+  if (source != all.end()) become_view(y, **source);
   return y;
 }
 }  // namespace detail

@@ -114,6 +114,50 @@ TEST_CASE("in mid-window a step does nothing, and a full window must be stepped"
   CHECK_FALSE(acc.step(opt, true));  // nothing begun
 }
 
+TEST_CASE("gradients that are cleared within a window are an error of the next call") {
+  const auto train = [](Group g, bool close, int clear_after) {
+    DistributedDataParallel net{Two{}, g};
+    optim::SGD opt{net.parameters(), {.lr = 1}};
+    dist::Accumulation acc{net, g, {.steps = 3}};
+    opt.zero_grad();  // before a window it is harmless
+    for (int i = 1; i <= 2; ++i) {
+      auto [ya, yb] = net(f64(1));
+      acc.backward(i == 1 ? ya : ya + yb, 1);  // b has no gradient at first
+      if (i == clear_after) opt.zero_grad();
+    }
+    if (close) acc.step(opt, true);
+  };
+  CHECK_NOTHROW(train(Group(), true, 3));
+  CHECK(contains(error_of([&] { train(Group(), false, 1); }),
+                 "was cleared after micro-batch 1 of a window of 3"));
+  CHECK(contains(error_of([&] { train(Group(), true, 2); }),
+                 "was cleared after micro-batch 2 of a window of 3"));
+  for (const std::string& text : texts(2, [&](Group g) { train(g, false, 1); }))
+    CHECK_MESSAGE(contains(text, "was cleared after micro-batch 1 of a window of 3"), text);
+}
+
+TEST_CASE("an Accumulation that ends within a window warns, unless an exception ends it") {
+  Warnings warnings;
+  const auto train = [](int micro_batches, bool close, bool throws) {
+    DistributedDataParallel net{Scalar{}, Group()};
+    optim::SGD opt{net.parameters(), {.lr = 1}};
+    dist::Accumulation acc{net, Group(), {.steps = 2}};
+    for (int i = 0; i < micro_batches; ++i) {
+      acc.backward(net(f64(3)), 2);
+      acc.step(opt);
+    }
+    if (close) acc.step(opt, true);
+    if (throws) throw ValueError("its own");
+  };
+  train(4, false, false);
+  train(3, true, false);
+  CHECK_THROWS_AS(train(3, false, true), ValueError);
+  CHECK(warnings.all.empty());
+  train(3, false, false);
+  REQUIRE(warnings.all.size() == 1);
+  CHECK(contains(warnings.all[0], "it ends within a window, after micro-batch 1 of 2"));
+}
+
 TEST_CASE("windows of other lengths on one rank are an error at the start") {
   for (const std::string& text : texts(3, [](Group g) {
          DistributedDataParallel net{Scalar{}, g};

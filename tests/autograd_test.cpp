@@ -244,6 +244,16 @@ TEST_CASE("grad mode is a stack of guards") {
   CHECK((x * 2.0).requires_grad());
 }
 
+TEST_CASE("backward of what has no graph says where the graph may have ended") {
+  const Tensor x = leaf({1, 2});
+  CHECK_THROWS_WITH_AS(x.detach().sum().backward(), Contains("detach()ed"), AutogradError);
+  CHECK_THROWS_WITH_AS(autograd::grad({x.detach().sum()}, {x}), Contains("detach()ed"),
+                       AutogradError);
+  NoGradGuard off;
+  CHECK_THROWS_WITH_AS(x.square().sum().backward(), Contains("a NoGradGuard lives on this thread"),
+                       AutogradError);
+}
+
 TEST_CASE("grad mode belongs to a thread") {
   NoGradGuard off;
   bool there = false;

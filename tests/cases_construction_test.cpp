@@ -68,6 +68,7 @@ void other_number_of_parameters(Group g) {
   const std::function<Long()> four = plain<Long>;
   refused(g, two, four, counts(2, 4, "two.weight"));
   refused(g, four, two, counts(4, 2, "two.weight"));
+  refused(g, two, four, always({"nothing more", "\"two.weight: trainable parameter"}));
   const std::function<NoParameters()> none = plain<NoParameters>;
   refused(g, two, none, counts(2, 0, "one.weight"));
   const std::function<Short()> frozen = [] {

@@ -156,8 +156,11 @@ TEST_CASE(
       {"other parts",
        "ValueError",
        [](auto&, Metadata& m) { m["parts"] = "model.ema"; },
-       {"model.ema", "schedule"}},
-      {"dots for parts", "ValueError", [](auto&, Metadata& m) { m["parts"] = "..."; }, {"..."}},
+       {"it has the parts 'model', 'ema', and", "'schedule'"}},
+      {"dots for parts",
+       "ValueError",
+       [](auto&, Metadata& m) { m["parts"] = "..."; },
+       {"it has the parts '', '', '', '', and"}},
   };
   for (const Case& c : cases) {
     CAPTURE(c.what);

@@ -11,6 +11,7 @@
 #include <lockstep/tensor/ops/reduce.h>
 
 #include "golden.h"
+#include "temporary_folder.h"
 #include "texts.h"
 
 using namespace lockstep;
@@ -106,6 +107,45 @@ TEST_CASE("load_state_dict: every misfit is listed, and nothing is changed") {
   CHECK(result.unexpected == std::vector<std::string>{"mask"});
   CHECK(first(net.own) == 5);
   CHECK(!net.mask.defined());
+}
+
+TEST_CASE("load_state_dict: a prefix that all names have, or lack, is pointed out") {
+  nn::Sequential net{nn::Linear{2, 3}, nn::Linear{3, 1}};
+  NamedTensors wrapped, alien, part;
+  for (const auto& [name, t] : net.state_dict()) {
+    wrapped.emplace_back("module." + name, t);
+    alien.emplace_back("layer." + name + "s", t);
+    if (name.starts_with("1.")) part.emplace_back(name.substr(2), t);
+  }
+  const auto refuse = [&](const NamedTensors& state) {
+    const std::string text = error_of<ValueError>([&] { net.load_state_dict(state); });
+    return text.substr(text.rfind('\n') + 1);
+  };
+  CHECK(refuse(wrapped) ==
+        "  the names given begin with 'module.', and those here do not: give them without it");
+  wrapped.emplace_back("module.head.bias", ones({1}));  // and one that no name here corresponds to
+  CHECK(refuse(wrapped) ==
+        "  the names given begin with 'module.', and those here do not: give them without it");
+  CHECK(refuse(part) == "  no name fits: they are of another model");  // 0 and 1 have these names
+  CHECK(refuse(alien) == "  no name fits: they are of another model");
+  alien.push_back(net.state_dict()[0]);
+  CHECK(refuse(alien) == "  pass {.strict = false} to load those that fit");
+  const NamedTensors bare = net.state_dict();
+  nn::Sequential outer;
+  outer.push_back(std::move(net));
+  net = std::move(outer);
+  CHECK(refuse(bare) ==
+        "  the names here begin with '0.', and those given do not: give them with "
+        "it, or load into that part");
+}
+
+TEST_CASE("load: an error of the state names the file") {
+  const TemporaryFolder folder;
+  nn::Linear{2, 3}.save(folder / "other.safetensors");
+  nn::Linear net{3, 2};
+  const std::string text = error_of<ValueError>([&] { net.load(folder / "other.safetensors"); });
+  CHECK_MESSAGE(contains(text, "weight (given [3, 2], here [2, 3])"), text);
+  CHECK_MESSAGE(text.ends_with("\n  in load of " + (folder / "other.safetensors")), text);
 }
 
 TEST_CASE("load_state_dict: converts dtypes, batch norm's counter too") {

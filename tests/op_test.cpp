@@ -298,6 +298,29 @@ struct Reverse {  // of the gradient
   Tensor forward(const Tensor& x) const { return x; }
   void backward(const Saved&, const Tensor& dy, InputGradients& dx) const { dx.set(0, neg(dy)); }
 };
+struct FirstRow {
+  static constexpr const char* name = "first_row";
+  static constexpr unsigned saves = 0;
+  Tensor forward(const Tensor& x) const { return x[0]; }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
+    Tensor g = zeros({2, 2}, {.dtype = DType::f64});
+    g[0] = dy;
+    dx.set(0, g);
+  }
+};
+struct Writes {  // to an input, though it is no op in place
+  static constexpr const char* name = "writes";
+  static constexpr unsigned saves = 0;
+  int input = 0;
+  Tensor forward(const Tensor& a, const Tensor& b) const {
+    Tensor(input ? b : a).mul_(2);
+    return a + b;
+  }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
+    if (dx.needed(0)) dx.set(0, dy);
+    if (dx.needed(1)) dx.set(1, dy);
+  }
+};
 struct Nothing {
   static constexpr const char* name = "nothing";
   static constexpr unsigned saves = 0;
@@ -324,6 +347,34 @@ TEST_CASE("apply: an input that forward returns as it is keeps its node") {
   Tensor middle = x * 1.0;  // in place on the result reaches what it is a view of
   apply(Reverse{}, middle).mul_(3);
   CHECK(middle.to_vector<double>() == V{3, 6});
+}
+
+TEST_CASE("apply: a part of an input that forward returns follows in-place ops on the input") {
+  const Tensor x = tensor<double>({1, 2, 3, 4}, {2, 2}).requires_grad_();
+  Tensor h = x * 1.0;
+  Tensor y = apply(FirstRow{}, h);
+  h.mul_(2);
+  (y.sum() + h.sum()).backward();  // 2 (x00 + x01) + 2 sum(x)
+  CHECK(values(y) == V{2, 4});
+  CHECK(values(x.grad()) == V{4, 4, 2, 2});
+
+  const Tensor w = x.detach().clone().requires_grad_();
+  Tensor m = w * 1.0;
+  apply(FirstRow{}, m).mul_(3);  // and in-place ops on it reach the input
+  m.sum().backward();
+  CHECK(values(w.grad()) == V{3, 3, 1, 1});
+}
+
+TEST_CASE("apply: a forward that changes an input whose gradient is recorded is an error") {
+  const Tensor x = leaf({1, 2}), constant = tensor(V{3, 4});
+  const Tensor h = x * 1.0;
+  CHECK_THROWS_WITH_AS(apply(Writes{}, h, constant), Contains("changed input 0, of shape [2]"),
+                       AutogradError);
+  CHECK_THROWS_WITH_AS(apply(Writes{.input = 1}, constant, x), Contains("changed input 1"),
+                       AutogradError);
+  CHECK_NOTHROW(apply(Writes{.input = 1}, x, constant));  // statistics, say
+  NoGradGuard off;
+  CHECK_NOTHROW(apply(Writes{}, h, constant));
 }
 
 TEST_CASE("apply: an undefined result is an error that names the op") {

@@ -441,6 +441,31 @@ TEST_CASE("load_state_dict: every misfit is listed, and options and states stay"
   refuse(state, "missing: state.0.momentum_buffer");
 }
 
+TEST_CASE("load_state_dict: the state of an optimizer of more or fewer parameters is a misfit") {
+  const auto leaves = [](size_t n) {
+    std::vector<Tensor> all;
+    for (size_t i = 0; i < n; ++i) all.push_back(ones({3}).requires_grad_());
+    return all;
+  };
+  const auto refuse = [](optim::Adam& from, optim::Adam& to, const std::string& part) {
+    const std::string text = error_of<ValueError>([&] { to.load_state_dict(from.state_dict()); });
+    CHECK_MESSAGE(contains(text, part), text);
+  };
+  optim::Adam two{leaves(2), {}}, three{leaves(3), {}};
+  refuse(two, three, "param_groups.0.params (given 2, here 3)");  // none has a state yet
+  for (const Tensor& p : two.params(0)) p.set_grad(ones({3}));
+  two.step();
+  refuse(two, three, "param_groups.0.params (given 2, here 3)");
+  refuse(three, two, "param_groups.0.params (given 3, here 2)");
+  const auto groups = [&](size_t a, size_t b) {
+    return optim::Adam{{{.params = leaves(a)}, {.params = leaves(b)}}};
+  };
+  optim::Adam wide = groups(2, 1), narrow = groups(1, 2);  // as many in all
+  refuse(wide, narrow, "param_groups.0.params (given 2, here 1), param_groups.1.params (given 1");
+  optim::Adam again = groups(2, 1);
+  CHECK_NOTHROW(again.load_state_dict(wide.state_dict()));
+}
+
 TEST_CASE("step: it follows a parameter that is cast, and not one that is replaced") {
   nn::Linear layer{2, 1, {.bias = false}};
   optim::SGD opt{layer.parameters(), {.lr = 1, .momentum = 0.5}};

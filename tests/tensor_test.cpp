@@ -186,6 +186,10 @@ TEST_CASE("printing shows values, shape and dtype") {
   out << arange(0, 2);
   CHECK(out.str() == "tensor([0, 1], shape [2], i64)");
   CHECK(str_cat("got ", arange(0, 1)) == "got tensor([0], shape [1], i64)");
+  std::ostringstream parts;
+  parts << Shape{2, 3} << ' ' << DType::bf16 << ' ' << Device{} << ' '
+        << Device{DeviceType::cuda, 1};
+  CHECK(parts.str() == "[2, 3] bf16 cpu cuda:1");
 }
 
 TEST_CASE("printing says what is not a number, and what is behind a tensor") {

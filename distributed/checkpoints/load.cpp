@@ -16,6 +16,13 @@ namespace {
 
 using namespace checkpoint_format;
 
+/// What names_of() made, for a message: 'model', 'optimizer'.
+std::string listed(const std::string& names) {
+  std::string text = "'";
+  for (char c : names) text += c == '.' ? std::string("', '") : std::string(1, c);
+  return text + "'";
+}
+
 Safetensors read(const std::string& path, const Checkpoint& run) {
   Safetensors file = load_safetensors(path);
   const auto version = file.metadata.find(kVersionKey);
@@ -37,8 +44,8 @@ Safetensors read(const std::string& path, const Checkpoint& run) {
     if (end != std::string::npos) ++end;
   }
   LOCKSTEP_CHECK(here == there, ValueError, "load_checkpoint: ", path, ": it has the parts ",
-                 file.metadata[kPartsKey], ", and the program gives ", names_of(run.parts),
-                 "; give the same ones");
+                 listed(file.metadata[kPartsKey]), ", and the program gives ",
+                 listed(names_of(run.parts)), "; give the same ones");
   return file;
 }
 
@@ -90,7 +97,7 @@ std::vector<std::optional<NamedTensors>> sorted_by_part(const NamedTensors& file
     size_t i = 0;
     while (i < parts.size() && !(place = place_of(name, parts[i], saved_ranks))) ++i;
     LOCKSTEP_CHECK(place, ValueError, "unexpected entry '", name, "'; the parts are ",
-                   names_of(parts));
+                   listed(names_of(parts)));
     const bool mine = !parts[i].per_rank() || place->rank == run.group.rank();
     if (mine && states[i]) states[i]->emplace_back(place->entry, value);
   }

@@ -81,11 +81,17 @@ std::vector<std::string> sharing(const NamedTensors& all) {
   return texts;
 }
 
-/// A line for each parameter and buffer, and one for the options that decide what ranks communicate.
+/// A line for the options that decide what ranks communicate, and one for each parameter and buffer.
 std::string describe(const NamedTensors& parameters, const NamedTensors& buffers,
                      const DistributedDataParallelOptions& o) {
-  std::string text;
   const std::vector<std::string>& ignored = o.ignored;
+  std::string text =
+      str_cat("options: bucket_cap_mb ", o.bucket_cap_mb, ", first_bucket_mb ", o.first_bucket_mb,
+              ", find_unused_parameters ", o.find_unused_parameters, ", broadcast_buffers ",
+              o.broadcast_buffers, ", static_graph ", o.static_graph,
+              o.comm_hook ? ", a comm_hook" : ", no comm_hook", ", ignored");
+  for (const std::string& name : ignored) text += str_cat(' ', name);
+  text += '\n';
   NamedTensors all = parameters;
   all.insert(all.end(), buffers.begin(), buffers.end());
   const std::vector<std::string> shared = sharing(all);
@@ -98,12 +104,7 @@ std::string describe(const NamedTensors& parameters, const NamedTensors& buffers
     text += str_cat(name, ": ", left_alone ? "ignored " : "", kind, ' ', t.dtype(), ' ', t.shape(),
                     " strides ", canonical_strides(t), shared[i], '\n');
   }
-  text += str_cat("options: bucket_cap_mb ", o.bucket_cap_mb, ", first_bucket_mb ",
-                  o.first_bucket_mb, ", find_unused_parameters ", o.find_unused_parameters,
-                  ", broadcast_buffers ", o.broadcast_buffers, ", static_graph ", o.static_graph,
-                  o.comm_hook ? ", a comm_hook" : ", no comm_hook", ", ignored");
-  for (const std::string& name : ignored) text += str_cat(' ', name);
-  return text + '\n';
+  return text;
 }
 
 /// The next line, without its end, which is taken off the text.
