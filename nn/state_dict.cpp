@@ -43,7 +43,7 @@ bool same_bits(const Tensor& a, const Tensor& b) {  // of one shape, dtype and d
                      static_cast<size_t>(x.numel()) * size_of(x.dtype())) == 0;
 }
 
-/// What stands before each of `names` among `longer`: "module." for weights saved from a wrapper,
+/// What precedes each of `names` among `longer`: "module." for weights saved from a wrapper,
 /// "backbone." for those of a part. Empty unless one text serves for all.
 std::string common_prefix(const std::vector<std::string>& names,
                           const std::vector<std::string>& longer) {

@@ -218,13 +218,18 @@ Tensor apply(Op op, const Inputs&... inputs) {
   for (size_t i = 0; i < all.size(); ++i)
     if (recorded_version(*all[i]) != versions[i]) fail_changed_input(Op::name, *all[i], i);
   if (!is_floating(y.dtype())) return y;
-  // What forward returns of an input, whole or in part, is a view of it. The input keeps its node.
+  // What forward returns of an input, itself or a view that it made, is a view of it. The input keeps
+  // its node.
   const auto source = std::find_if(all.begin(), all.end(), [&](const Tensor* x) {
-    return x->defined() && x->node() && &x->storage() == &y.storage();
+    return x->defined() && (x->is_same(y) || (x->node() && y.body().untracked_view &&
+                                              &x->storage() == &y.storage()));
   });
   if (source != all.end() && (*source)->is_same(y)) y = y.detach();
   attach(y, make_ref<OpNode<Op, sizeof...(Inputs)>>(std::move(op), all, y, saver));
-  if (source != all.end()) become_view(y, **source);
+  if (source != all.end()) {
+    become_view(y, **source);
+    y.body().untracked_view = false;
+  }
   return y;
 }
 }  // namespace detail

@@ -250,7 +250,7 @@ TEST_CASE("backward of what has no graph says where the graph may have ended") {
   CHECK_THROWS_WITH_AS(autograd::grad({x.detach().sum()}, {x}), Contains("detach()ed"),
                        AutogradError);
   NoGradGuard off;
-  CHECK_THROWS_WITH_AS(x.square().sum().backward(), Contains("a NoGradGuard lives on this thread"),
+  CHECK_THROWS_WITH_AS(x.square().sum().backward(), Contains("a NoGradGuard is in force on this thread"),
                        AutogradError);
 }
 
