@@ -200,6 +200,17 @@ void attach(const Tensor& y, Ref<Node> node) {
   body.node = std::move(node);
 }
 
+const Tensor* source_of(const char* op, const Tensor& y, std::span<const Tensor* const> inputs) {
+  LOCKSTEP_CHECK(y.defined(), Error, op, ": its forward returned an undefined tensor");
+  TensorBody& body = y.body();
+  if (body.untracked_view && body.storage->use_count() == 1) body.untracked_view = false;
+  for (const Tensor* x : inputs)
+    if (x->defined() &&
+        (x->is_same(y) || (body.untracked_view && x->body().storage == body.storage)))
+      return x;
+  return nullptr;
+}
+
 }  // namespace detail
 
 }  // namespace lockstep
