@@ -224,12 +224,12 @@ class Backward {
    public:
     Inputs(Backward& walk, Node& node) : walk_(walk), node_(node) {}
     bool needed(int i) const override {
-      const Ref<Node>& input = node_.inputs[static_cast<size_t>(i)];
-      return input && walk_.tasks_[input.get()].needed;
+      const Ref<Node>& node = input(i);
+      return node && walk_.tasks_[node.get()].needed;
     }
     Tensor destination(int i) const override {
-      const Ref<Node>& input = node_.inputs[static_cast<size_t>(i)];
-      Leaf* leaf = input ? input->as_leaf() : nullptr;
+      const Ref<Node>& node = input(i);
+      Leaf* leaf = node ? node->as_leaf() : nullptr;
       if (!leaf || !leaf->slot.defined() || leaf->gradient.defined() || walk_.create_ ||
           walk_.capturing_)
         return Tensor();
@@ -267,8 +267,20 @@ class Backward {
     }
 
    private:
+    const Ref<Node>& input(int i) const {
+      LOCKSTEP_CHECK(i >= 0 && static_cast<size_t>(i) < node_.inputs.size(), AutogradError,
+                     "backward of ", node_.name(), ": it names input ", i, ", and the op has ",
+                     node_.inputs.size(), ", counted from 0");
+      return node_.inputs[static_cast<size_t>(i)];
+    }
     void mark(int i) {
-      if (i < 64) said_ |= uint64_t{1} << i;
+      input(i);
+      if (i >= 64) return;
+      const uint64_t bit = uint64_t{1} << i;
+      LOCKSTEP_CHECK(!(said_ & bit), AutogradError, "backward of ", node_.name(),
+                     ": it sets the gradient of input ", i,
+                     " twice; add the parts and set the sum");
+      said_ |= bit;
     }
     Backward& walk_;
     Node& node_;

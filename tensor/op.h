@@ -174,11 +174,24 @@ LOCKSTEP_API void attach_in_place(const Tensor& x, Ref<Node> node);
 /// Makes y, which shares x's storage, a view of x: in-place ops on either reach the other's gradient.
 LOCKSTEP_API void become_view(const Tensor& y, const Tensor& x);
 
-/// A view that forward made, and that alone holds its storage, is an ordinary tensor.
-inline void own_result(const char* op, const Tensor& y) {
-  LOCKSTEP_CHECK(y.defined(), Error, op, ": its forward returned an undefined tensor");
-  if (TensorBody& b = y.body(); b.untracked_view && b.storage->use_count() == 1)
-    b.untracked_view = false;
+/// Which input y, the result of a forward, is or is a view of; null for none. A view that alone holds
+/// its storage is an ordinary tensor.
+LOCKSTEP_API const Tensor* source_of(const char* op, const Tensor& y,
+                                     std::span<const Tensor* const> inputs);
+
+/// Records the result of a forward: `record` asks for a node, and make_node(y) makes it. A result that
+/// is an input keeps that one's node apart, and what shares an input's storage is a view of it.
+template <class MakeNode>
+Tensor finish(const char* op, Tensor y, std::span<const Tensor* const> inputs, bool record,
+              MakeNode make_node) {
+  const Tensor* source = source_of(op, y, inputs);
+  record = record && is_floating(y.dtype());
+  if (record) {
+    if (source && source->is_same(y)) y = y.detach();
+    attach(y, make_node(y));
+  }
+  if (source && is_grad_enabled() && !source->is_same(y)) become_view(y, *source);
+  return y;
 }
 
 template <class Op, class... Inputs>
@@ -204,33 +217,16 @@ inline uint32_t recorded_version(const Tensor& x) {
 template <class Op, class... Inputs>
 Tensor apply(Op op, const Inputs&... inputs) {
   const bool record = records(inputs...);
-  if (!record) {
-    Saver saver(false);
-    Tensor y = run_forward(op, saver, inputs...);
-    own_result(Op::name, y);
-    return y;
-  }
   const std::array<const Tensor*, sizeof...(Inputs)> all{&inputs...};
   const std::array<uint32_t, sizeof...(Inputs)> versions{recorded_version(inputs)...};
-  Saver saver(true);
+  Saver saver(record);
   Tensor y = run_forward(op, saver, inputs...);
-  own_result(Op::name, y);
-  for (size_t i = 0; i < all.size(); ++i)
-    if (recorded_version(*all[i]) != versions[i]) fail_changed_input(Op::name, *all[i], i);
-  if (!is_floating(y.dtype())) return y;
-  // What forward returns of an input, itself or a view that it made, is a view of it. The input keeps
-  // its node.
-  const auto source = std::find_if(all.begin(), all.end(), [&](const Tensor* x) {
-    return x->defined() && (x->is_same(y) || (x->node() && y.body().untracked_view &&
-                                              &x->storage() == &y.storage()));
+  if (record)
+    for (size_t i = 0; i < all.size(); ++i)
+      if (recorded_version(*all[i]) != versions[i]) fail_changed_input(Op::name, *all[i], i);
+  return finish(Op::name, std::move(y), all, record, [&](const Tensor& result) {
+    return make_ref<OpNode<Op, sizeof...(Inputs)>>(std::move(op), all, result, saver);
   });
-  if (source != all.end() && (*source)->is_same(y)) y = y.detach();
-  attach(y, make_ref<OpNode<Op, sizeof...(Inputs)>>(std::move(op), all, y, saver));
-  if (source != all.end()) {
-    become_view(y, **source);
-    y.body().untracked_view = false;
-  }
-  return y;
 }
 }  // namespace detail
 
@@ -294,14 +290,11 @@ Tensor apply_list(Op op, std::vector<Tensor> inputs) {
     NoGradGuard guard;
     y = op.forward(inputs);
   }
-  detail::own_result(Op::name, y);
-  if (!record || !is_grad_enabled()) return y;
-  const auto same = std::find_if(inputs.begin(), inputs.end(),
-                                 [&](const Tensor& x) { return x.is_same(y); });
-  if (same != inputs.end()) y = y.detach();
-  detail::attach(y, make_ref<ListNode<Op>>(std::move(op), inputs));
-  if (same != inputs.end()) detail::become_view(y, *same);
-  return y;
+  std::vector<const Tensor*> all;
+  for (const Tensor& x : inputs) all.push_back(&x);
+  return detail::finish(
+      Op::name, std::move(y), all, record && is_grad_enabled(),
+      [&](const Tensor&) { return make_ref<ListNode<Op>>(std::move(op), inputs); });
 }
 
 }  // namespace lockstep

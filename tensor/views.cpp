@@ -12,6 +12,7 @@ namespace lockstep {
 void detail::become_view(const Tensor& y, const Tensor& x) {
   TensorBody& b = y.body();
   b.base = x.body().base ? x.body().base : x.ref();
+  b.untracked_view = false;
   b.graph.store(b.base->graph.load(std::memory_order_acquire), std::memory_order_relaxed);
 }
 

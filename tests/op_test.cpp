@@ -298,13 +298,18 @@ struct Reverse {  // of the gradient
   Tensor forward(const Tensor& x) const { return x; }
   void backward(const Saved&, const Tensor& dy, InputGradients& dx) const { dx.set(0, neg(dy)); }
 };
+/// Returns a view of its input.
 struct FirstRow {
   static constexpr const char* name = "first_row";
   static constexpr unsigned saves = 0;
-  Tensor forward(const Tensor& x) const { return x[0]; }
+  Shape from = {};
+  Tensor forward(const Tensor& x) {
+    from = x.shape();
+    return x[0];
+  }
   void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
-    Tensor g = zeros({2, 2}, {.dtype = DType::f64});
-    g[0] = dy;
+    Tensor g = zeros(from, {.dtype = dy.dtype()});
+    g[0].copy_(dy);
     dx.set(0, g);
   }
 };
@@ -319,6 +324,16 @@ struct Writes {  // to an input, though it is no op in place
   void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
     if (dx.needed(0)) dx.set(0, dy);
     if (dx.needed(1)) dx.set(1, dy);
+  }
+};
+/// Sets the gradient of the inputs with these numbers, one after the other.
+struct Sets {
+  static constexpr const char* name = "sets";
+  static constexpr unsigned saves = 0;
+  std::vector<int> numbers;
+  Tensor forward(const Tensor& x, const Tensor& y) const { return x + y; }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
+    for (int i : numbers) dx.set(i, dy);
   }
 };
 struct Nothing {
@@ -349,22 +364,6 @@ TEST_CASE("apply: an input that forward returns as it is keeps its node") {
   CHECK(middle.to_vector<double>() == V{3, 6});
 }
 
-TEST_CASE("apply: a part of an input that forward returns follows in-place ops on the input") {
-  const Tensor x = tensor<double>({1, 2, 3, 4}, {2, 2}).requires_grad_();
-  Tensor h = x * 1.0;
-  Tensor y = apply(FirstRow{}, h);
-  h.mul_(2);
-  (y.sum() + h.sum()).backward();  // 2 (x00 + x01) + 2 sum(x)
-  CHECK(values(y) == V{2, 4});
-  CHECK(values(x.grad()) == V{4, 4, 2, 2});
-
-  const Tensor w = x.detach().clone().requires_grad_();
-  Tensor m = w * 1.0;
-  apply(FirstRow{}, m).mul_(3);  // and in-place ops on it reach the input
-  m.sum().backward();
-  CHECK(values(w.grad()) == V{3, 3, 1, 1});
-}
-
 TEST_CASE("apply: a forward that changes an input whose gradient is recorded is an error") {
   const Tensor x = leaf({1, 2}), constant = tensor(V{3, 4});
   const Tensor h = x * 1.0;
@@ -380,4 +379,41 @@ TEST_CASE("apply: a forward that changes an input whose gradient is recorded is 
 TEST_CASE("apply: an undefined result is an error that names the op") {
   const Tensor x = ones({2}).requires_grad_();
   CHECK_THROWS_WITH_AS(apply(Nothing{}, x), Contains("nothing: its forward returned"), Error);
+}
+
+TEST_CASE("apply: a view that forward makes of an input follows changes of either in place") {
+  const Tensor x = tensor<double>({1, 2, 3, 4}, {2, 2}).requires_grad_();
+  const Tensor factor = tensor<double>({5, 7});
+  Tensor whole = x * 1.0, row = apply(FirstRow{}, whole);
+  whole.mul_(factor);  // the base
+  (row * 1.0).sum().backward();
+  CHECK(row.to_vector<double>() == V{5, 14});
+  CHECK(x.grad().to_vector<double>() == V{5, 7, 0, 0});
+
+  Tensor other = x * 1.0, view = apply(FirstRow{}, other);
+  view.mul_(factor);  // the view
+  x.set_grad({});
+  (other * 1.0).sum().backward();
+  CHECK(x.grad().to_vector<double>() == V{5, 7, 1, 1});
+
+  Tensor target = zeros({2, 2}, {.dtype = DType::f64});  // of a tensor without graph
+  apply(FirstRow{}, target).copy_(x[1]);
+  x.set_grad({});
+  (target * 2.0).sum().backward();
+  CHECK(x.grad().to_vector<double>() == V{0, 0, 2, 2});
+
+  CHECK_THROWS_WITH_AS(apply(FirstRow{}, x).mul_(2), Contains("view of a leaf"), AutogradError);
+}
+
+TEST_CASE("backward of an op that sets a gradient twice, or of an input it lacks, is an error") {
+  const Tensor x = ones({2}).requires_grad_(), y = ones({2}).requires_grad_();
+  const auto run = [&](std::vector<int> numbers) {
+    apply(Sets{std::move(numbers)}, x, y).sum().backward();
+  };
+  run({1, 0});
+  CHECK_THROWS_WITH_AS(run({0, 1, 0}), Contains("sets: it sets the gradient of input 0 twice"),
+                       AutogradError);
+  CHECK_THROWS_WITH_AS(run({0, 1, 2}), Contains("sets: it names input 2, and the op has 2"),
+                       AutogradError);
+  CHECK_THROWS_WITH_AS(run({-1, 0, 1}), Contains("sets: it names input -1"), AutogradError);
 }
