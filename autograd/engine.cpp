@@ -318,7 +318,10 @@ class Backward {
 
 Tensor start_gradient(const Tensor& y, const Tensor& given, const char* who) {
   LOCKSTEP_CHECK(y.requires_grad(), AutogradError, who,
-                 ": the tensor does not require grad and has no graph behind it");
+                 ": the tensor does not require grad and has no graph behind it",
+                 is_grad_enabled() ? ""
+                                   : "; ops are not recorded here, under NoGradGuard or in a "
+                                     "backward: put an EnableGradGuard before them");
   if (!given.defined()) {
     LOCKSTEP_CHECK(y.numel() == 1, AutogradError, who, ": the tensor has shape ", y.shape(),
                    "; only one element can start without a gradient; reduce it (mean, sum) or pass "

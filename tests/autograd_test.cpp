@@ -484,3 +484,9 @@ TEST_CASE("an in-place op on a tensor within the graph is part of the graph") {
   Tensor leaf_itself = x;
   CHECK_THROWS_WITH_AS(leaf_itself.mul_(2), Contains("leaf"), AutogradError);
 }
+
+TEST_CASE("backward of what was computed without grad mode names the guard") {
+  const Tensor x = ones({1}).requires_grad_();
+  const NoGradGuard guard;
+  CHECK_THROWS_WITH_AS((x * 2.0).backward(), doctest::Contains("under NoGradGuard"), AutogradError);
+}
