@@ -68,8 +68,8 @@ LOCKSTEP_API Generator& default_generator();
 LOCKSTEP_API void manual_seed(uint64_t seed);
 
 namespace detail {
-/// Gives a thread that the library has started its generator. It does not count among the threads that
-/// ask for one: the numbers of the program's own threads must not depend on how many there are.
+/// Gives a thread that the library has started its generator. It does not count among the threads
+/// that ask for one: the numbers of the program's own threads must not depend on it.
 LOCKSTEP_API void start_generator(const Generator& generator);
 }  // namespace detail
 
