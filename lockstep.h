@@ -3,9 +3,11 @@
 
 #include <lockstep/autograd/grad.h>
 #include <lockstep/autograd/gradcheck.h>
+#include <lockstep/data/idx.h>
 #include <lockstep/data/loader.h>
 #include <lockstep/data/mnist.h>
 #include <lockstep/data/progress.h>
+#include <lockstep/data/random_shift.h>
 #include <lockstep/data/sampler.h>
 #include <lockstep/data/subset.h>
 #include <lockstep/data/tensor_dataset.h>

@@ -8,6 +8,7 @@
 // type; one of tensors (array, tuple, struct) unpacks as `auto [x, y]`.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <span>
 #include <utility>
@@ -35,20 +36,30 @@ auto get(const D& dataset, I i, const RandomSource& random) {
     return dataset.get(i);
 }
 
-/// Sets this thread's default generator to a key, and back: rand() inside a dataset is keyed as
-/// well.
+/// Keys this thread's default generator by a sample, and sets it back: rand() inside a dataset is
+/// keyed as well. Scopes nest where a dataset fetches from another one, by the same samples. What the
+/// outer one draws after that, for a transform say, comes from a stream of its own, so that no layer
+/// repeats the numbers of another.
 class GeneratorScope {
  public:
-  GeneratorScope() : before_(default_generator()) {}
-  ~GeneratorScope() { default_generator() = before_; }
+  GeneratorScope() : before_(default_generator()), outer_(std::exchange(innermost_, this)) {}
+  ~GeneratorScope() {
+    Generator& generator = default_generator();
+    if (outer_) before_.stream = std::max(before_.stream, generator.stream + 1);
+    generator = before_;
+    innermost_ = outer_;
+  }
   GeneratorScope(const GeneratorScope&) = delete;
   GeneratorScope& operator=(const GeneratorScope&) = delete;
-  void set(RandomKey key) {
+  void set(const RandomSource& random, int64_t sample) {
+    const RandomKey key = random.key(sample, Purpose::generator);
     default_generator() = {.seed = key.seed, .offset = key.offset, .stream = 0};
   }
 
  private:
+  static inline thread_local GeneratorScope* innermost_ = nullptr;
   Generator before_;
+  GeneratorScope* outer_;
 };
 
 }  // namespace detail
@@ -68,13 +79,13 @@ template <Dataset D>
 auto fetch(const D& dataset, std::span<const int64_t> indices, const RandomSource& random) {
   detail::GeneratorScope generator;
   if constexpr (BatchDataset<D>) {
-    generator.set(random.key(indices.empty() ? 0 : indices[0]));
+    generator.set(random, indices.empty() ? 0 : indices[0]);
     return detail::get(dataset, indices, random);
   } else {
     std::vector<decltype(detail::get(dataset, int64_t{}, random))> samples;
     samples.reserve(indices.size());
     for (int64_t index : indices) {
-      generator.set(random.key(index));
+      generator.set(random, index);
       try {
         samples.push_back(detail::get(dataset, index, random));
       } catch (...) {

@@ -18,6 +18,7 @@
 #include <lockstep/tensor/node.h>
 #include <lockstep/tensor/parallel.h>
 #include <lockstep/tensor/process.h>
+#include <lockstep/tensor/random.h>
 
 namespace lockstep::data::detail {
 
@@ -79,7 +80,8 @@ class OrderedWorkers {
   };
 
   void work() {
-    set_num_threads(1);  // the workers are the parallelism
+    lockstep::detail::start_generator({});  // fetch() keys it for each sample
+    set_num_threads(1);                     // the workers are the parallelism
     NoGradGuard no_grad;
     std::unique_lock lock(mutex_);
     for (;;) {

@@ -9,7 +9,13 @@
 namespace lockstep::data {
 
 /// Keeps the draws of one sample apart. A user's own purposes start at Purpose::user.
-enum class Purpose : uint32_t { shuffle = 0, sample = 1, shift = 2, user = 1u << 16 };
+enum class Purpose : uint32_t {
+  shuffle = 0,
+  sample = 1,
+  shift = 2,
+  generator = 3,  // what default_generator() gives in get and in transforms
+  user = 1u << 16
+};
 
 /// Where the randomness of one epoch comes from; datasets and transforms are given one.
 struct RandomSource {

@@ -32,13 +32,15 @@ Tensor BatchNorm::normalize(const Tensor& x, std::initializer_list<int> dims) {
   LOCKSTEP_CHECK(std::find(dims.begin(), dims.end(), x.dim()) != dims.end(), ShapeError, type,
                  ": the input has ", x.dim(), " dimensions (shape ", x.shape(), "), expected ",
                  *dims.begin(), dims.size() > 1 ? " or 3" : "");
+  // The batches that the running statistics have seen: no empty one, and none that is refused below.
+  const bool counts =
+      is_training() && num_batches_tracked.defined() && (x.numel() > 0 || reduction);
   double momentum = options.momentum.value_or(0);
-  if (is_training() && num_batches_tracked.defined()) {
-    num_batches_tracked.add_(1);
-    if (!options.momentum) momentum = 1 / num_batches_tracked.item<double>();
-  }
-  return batch_norm(x, running_mean, running_var, weight, bias, is_training(), momentum,
-                    options.eps, reduction);
+  if (counts && !options.momentum) momentum = 1 / (num_batches_tracked.item<double>() + 1);
+  Tensor y = batch_norm(x, running_mean, running_var, weight, bias, is_training(), momentum,
+                        options.eps, reduction);
+  if (counts) num_batches_tracked.add_(1);
+  return y;
 }
 
 }  // namespace lockstep::nn

@@ -89,6 +89,14 @@ ThreadSeeds& thread_seeds() {
   return seeds;
 }
 
+thread_local const Generator* given_generator = nullptr;  // while start_generator runs
+
+/// What this thread starts with.
+Generator first_generator() {
+  if (given_generator) return *given_generator;
+  return std::this_thread::get_id() == main_thread ? Generator{} : thread_seeds().next();
+}
+
 }  // namespace
 
 RandomKey Generator::next() {
@@ -97,9 +105,13 @@ RandomKey Generator::next() {
 }
 
 Generator& default_generator() {
-  thread_local Generator generator =
-      std::this_thread::get_id() == main_thread ? Generator{} : thread_seeds().next();
+  thread_local Generator generator = first_generator();
   return generator;
+}
+void detail::start_generator(const Generator& generator) {
+  given_generator = &generator;
+  default_generator() = generator;
+  given_generator = nullptr;
 }
 void manual_seed(uint64_t seed) {
   default_generator().seed = seed;
@@ -189,6 +201,7 @@ Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions opti
 }
 
 std::vector<int64_t> random_permutation(int64_t n, RandomKey key) {
+  LOCKSTEP_CHECK(n >= 0, ValueError, "random_permutation: the length ", n, " is negative");
   std::vector<int64_t> order(static_cast<size_t>(n));
   std::iota(order.begin(), order.end(), 0);
   for (int64_t i = n - 1; i > 0; --i) {

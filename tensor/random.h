@@ -67,6 +67,12 @@ LOCKSTEP_API Generator& default_generator();
 /// it.
 LOCKSTEP_API void manual_seed(uint64_t seed);
 
+namespace detail {
+/// Gives a thread that the library has started its generator. It does not count among the threads
+/// that ask for one: the numbers of the program's own threads must not depend on it.
+LOCKSTEP_API void start_generator(const Generator& generator);
+}  // namespace detail
+
 /// Uniform in [0, 1), 1 excluded, with as many random bits as the dtype's fraction holds: 53 for f64,
 /// 24 for f32, 11 for f16, 8 for bf16. Other dtypes are a DTypeError.
 LOCKSTEP_API Tensor rand(const Shape& shape, TensorOptions options = {});
@@ -79,7 +85,7 @@ LOCKSTEP_API Tensor randn(const Shape& shape, TensorOptions options = {});
 LOCKSTEP_API Tensor randint(int64_t low, int64_t high, const Shape& shape,
                             TensorOptions options = {.dtype = DType::i64});
 
-/// A random order of 0 .. n-1 that depends on the key alone (Fisher-Yates).
+/// A random order of 0 .. n-1 that depends on the key alone (Fisher-Yates). ValueError for n < 0.
 LOCKSTEP_API std::vector<int64_t> random_permutation(int64_t n, RandomKey key);
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 
 #include <lockstep/tensor/node.h>
 #include <lockstep/tensor/ops/copy.h>
@@ -238,8 +239,10 @@ void print_dim(std::string& text, const Tensor& t, int64_t edge) {
     if (t.dtype() == DType::boolean)
       append(text, t.item<bool>());
     else if (is_floating(t.dtype())) {
+      const double value = t.item<double>();
       char buffer[32];  // to_chars: snprintf would write the locale's decimal point
-      text.append(buffer, std::to_chars(buffer, buffer + sizeof buffer, t.item<double>(),
+      text.append(buffer, std::to_chars(buffer, buffer + sizeof buffer,
+                                        std::isnan(value) ? std::abs(value) : value,  // no "-nan"
                                         std::chars_format::general, 5)
                               .ptr);
     } else

@@ -9,6 +9,7 @@
 #include <lockstep/data/random_shift.h>
 #include <lockstep/data/subset.h>
 #include <lockstep/data/tensor_dataset.h>
+#include <lockstep/tensor/ops/join.h>
 
 using namespace lockstep;
 
@@ -187,6 +188,28 @@ TEST_CASE("map applies a function to batches, with or without their samples") {
   std::vector<std::pair<int64_t, int64_t>> seen;
   for (auto pair : keyed.epoch(5)) seen.push_back(pair);
   CHECK(seen == std::vector<std::pair<int64_t, int64_t>>{{0, 5}, {1, 5}, {2, 5}});
+}
+
+TEST_CASE("map: rand in the dataset, in each transform and by a sample's key all differ") {
+  struct Random {
+    int64_t size() const { return 4; }
+    Tensor get(int64_t i, const data::RandomSource& random) const {
+      return tensor<float>({rand({1}).item<float>(), data::Draws(random.key(i)).uniform()});
+    }
+  };
+  const auto one_more = [](Tensor x) { return cat({x, rand({x.size(0), 1})}, 1); };  // x: [B, n]
+  const auto drawn = [&](int workers) {
+    data::Loader loader{data::map(data::map(data::map(Random{}, one_more), one_more), one_more),
+                        {.batch_size = 2, .workers = workers}};
+    std::vector<float> all;
+    for (const Tensor& x : loader.epoch(0))
+      for (float v : x.to_vector<float>()) all.push_back(v);
+    return all;
+  };
+  const std::vector<float> all = drawn(0);
+  CHECK(all.size() == 20);
+  CHECK(std::set<float>(all.begin(), all.end()).size() == 20);
+  CHECK(drawn(2) == all);
 }
 
 TEST_CASE("Subset is some of the samples, under their own numbers") {

@@ -395,6 +395,34 @@ TEST_CASE("in-place ops with an operand that requires grad, that overlaps, or th
   CHECK(f.dtype() == DType::f32);
 }
 
+TEST_CASE("in place, an operand of a wider dtype is not rounded before the op") {
+  Tensor x = of({1, 0, 1e-30}, DType::f32);
+  x.sub_(of({1 + 0x1p-30, 0, 0}, DType::f64));
+  CHECK(x[0].item<double>() == -0x1p-30);
+  x.mul_(of({1, 1e300, 1e40}, DType::f64));
+  CHECK(x[1].item<double>() == 0);
+  CHECK(x[2].item<float>() == static_cast<float>(static_cast<double>(1e-30f) * 1e40));
+
+  Tensor small = of({250, 7}, DType::u8), count = of({1, 2}, DType::i32);
+  small.add_(of({5, -3}, DType::i64));
+  CHECK(values(small) == V{255, 4});
+  count.mul_(of({3, 4}, DType::i64));
+  CHECK(values(count) == V{3, 8});
+  Tensor flag = of({0, 1}, DType::boolean);
+  CHECK_THROWS_WITH_AS(flag.add_(count), doctest::Contains("bool"), DTypeError);
+
+  const Tensor w = of({2, 3}, DType::f32).requires_grad_(),
+               v = of({5, 7}, DType::f64).requires_grad_();
+  Tensor h = w * 1.0;
+  h.mul_(v);
+  h.backward(ones({2}));
+  CHECK(values(w.grad()) == V{5, 7});
+  CHECK(values(v.grad()) == V{2, 3});
+  CHECK(v.grad().dtype() == DType::f64);
+  Tensor leaf = of({1, 2}).requires_grad_();
+  CHECK_THROWS_WITH_AS(leaf.mul_(v), doctest::Contains("mul"), AutogradError);
+}
+
 TEST_CASE("ops keep for backward only what their derivatives read") {
   using namespace lockstep::formulas;
   CHECK(reads<Relu, 0> == (Probe::kY | Probe::kDy));

@@ -229,3 +229,18 @@ TEST_CASE("layers: a batch of no samples gives no results, and zero gradients") 
   check(nn::GELU{}, {0}, {0});
   check(nn::Sequential{nn::Linear{3, 2}, nn::ReLU{}}, {0, 3}, {0, 2});
 }
+
+TEST_CASE("BatchNorm: its plain average counts neither a refused batch nor an empty one") {
+  nn::BatchNorm1d norm{1, {.momentum = std::nullopt}};
+  CHECK_THROWS_AS(norm(ones({1, 1})), ShapeError);
+  CHECK_THROWS_AS(norm(ones({4, 2})), ShapeError);
+  norm(zeros({0, 1}));
+  CHECK(norm.num_batches_tracked.item<int64_t>() == 0);
+  norm(tensor<float>({0, 2}, {2, 1}));
+  CHECK(norm.running_mean.item<double>() == 1);
+  norm(zeros({0, 1}));
+  norm(tensor<float>({4, 6}, {2, 1}));
+  CHECK(norm.running_mean.item<double>() == 3);
+  CHECK(norm.running_var.item<double>() == 2);
+  CHECK(norm.num_batches_tracked.item<int64_t>() == 2);
+}

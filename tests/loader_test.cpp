@@ -361,3 +361,16 @@ TEST_CASE("Loader: a sampler of the user's, and PyTorch's") {
   }
   CHECK(seen.size() == 12);
 }
+
+TEST_CASE("Loader: the numbers that threads of the program draw do not depend on its workers") {
+  const auto drawn = [](int workers) {
+    manual_seed(5);
+    data::Loader loader{numbers(8), {.batch_size = 1, .workers = workers}};
+    collect(loader, 0);
+    std::vector<double> values;
+    std::thread([&] { values = rand({4}).to_vector<double>(); }).join();
+    return values;
+  };
+  CHECK(drawn(1) == drawn(0));
+  CHECK(drawn(3) == drawn(0));
+}

@@ -288,6 +288,7 @@ TEST_CASE("a random permutation is one, depends on the key alone, and on all of 
   CHECK(random_permutation(1000, {.seed = 1, .offset = 3}) != p);
   CHECK(random_permutation(0, {}).empty());
   CHECK(random_permutation(1, {}) == std::vector<int64_t>{0});
+  CHECK_THROWS_AS(random_permutation(-1, {}), ValueError);
 }
 
 TEST_CASE("every order of three is equally likely") {

@@ -43,3 +43,11 @@ TEST_CASE("the umbrella header registers backends") {
   const auto names = dist::backends();
   CHECK(std::find(names.begin(), names.end(), "none") != names.end());
 }
+
+TEST_CASE("the umbrella header has the transforms and file formats of data sets") {
+  const data::RandomShift none{0};
+  const Tensor images = ones({1, 2, 2});
+  const std::vector<int64_t> indices{0};
+  CHECK(none(images, indices, {}).to_vector<double>() == images.to_vector<double>());
+  CHECK_THROWS_AS(data::read_idx("/nonexistent"), IoError);
+}

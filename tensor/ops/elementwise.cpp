@@ -27,10 +27,10 @@ DType computes_in(Domain domain, DType x, Number n) {
   if (!n.is_bool && x == DType::boolean) x = DType::i64;
   return computes_in(domain, x);
 }
-/// PyTorch's promotion: a 0-d tensor counts only where it brings a higher kind (bool < integer <
-/// float).
+/// bool < integer < float.
+int kind(DType t) { return is_floating(t) ? 2 : t == DType::boolean ? 0 : 1; }
+/// PyTorch's promotion: a 0-d tensor counts only where it brings a higher kind.
 DType promoted(Domain domain, const Tensor& a, const Tensor& b) {
-  auto kind = [](DType t) { return is_floating(t) ? 2 : t == DType::boolean ? 0 : 1; };
   DType t = promote(a.dtype(), b.dtype());
   if ((a.dim() == 0) != (b.dim() == 0)) {
     const DType ranked = a.dim() ? a.dtype() : b.dtype(), single = a.dim() ? b.dtype() : a.dtype();
@@ -142,15 +142,18 @@ Tensor& binary_(Op op, Tensor& x, Tensor other) {
   using Node = BinaryOp<Op>;
   check_device(Op::name, x, other);
   const DType t = promoted(Op::domain, x, other);
-  LOCKSTEP_CHECK(t == x.dtype() || (is_floating(t) && is_floating(x.dtype())), DTypeError, Op::name,
-                 "_: the result is ", t, ", which ", x.dtype(),
-                 " cannot hold; use the out-of-place form");
+  LOCKSTEP_CHECK(kind(t) == kind(x.dtype()), DTypeError, Op::name, "_: the result is ", t,
+                 ", which ", x.dtype(), " cannot hold; use the out-of-place form");
   LOCKSTEP_CHECK(x.shape() == other.shape() ||
                      broadcast_shapes(Op::name, x.shape(), other.shape()) == x.shape(),
                  ShapeError, Op::name, "_: the result of ", x.shape(), " and ", other.shape(),
                  " does not fit in place; use the out-of-place form");
   const bool records = is_grad_enabled() && (x.node() || other.node());
-  other = other.to(x.dtype());
+  if (t != x.dtype()) {  // computed in the wider dtype, then rounded to x's
+    detail::check_in_place(Op::name, x, records);
+    return x.copy_(binary(std::move(op), x, other));
+  }
+  other = other.to(t);
   if (detail::overlaps(x, other)) other = other.clone();
   // Backward must read the values before the op, of `other` too where it is x itself.
   Node node{op, &x};
