@@ -11,12 +11,19 @@
 namespace lockstep::nn::init {
 namespace {
 
-/// t = draw * scale + shift, for a draw in t's shape and dtype; two-byte floats are scaled in f32.
-Tensor assign(const Tensor& t, const Tensor& draw, double scale, double shift) {
+/// t = draw * scale + shift, for a draw in t's shape.
+Tensor assign(const Tensor& t, Tensor draw, double scale, double shift) {
   const NoGradGuard guard;
-  Tensor target = t, value = draw.dtype() == DType::f64 ? draw : draw.to(DType::f32);
-  target.copy_(value.mul_(scale).add_(shift));
+  Tensor target = t;
+  target.copy_(draw.mul_(scale).add_(shift));
   return t;
+}
+/// How a draw for t is made and scaled. One for a two-byte float is made in f32: it has more values
+/// than a draw in its own dtype reaches, most of them near 0.
+TensorOptions drawn_like(const char* op, const Tensor& t) {
+  LOCKSTEP_CHECK(t.is_floating_point(), DTypeError, op, ": needs a floating dtype, got ",
+                 t.dtype());
+  return {.dtype = t.dtype() == DType::f64 ? DType::f64 : DType::f32, .device = t.device()};
 }
 
 /// The distribution function of the standard normal distribution, accurate in the lower tail.
@@ -55,11 +62,11 @@ Tensor uniform_(const Tensor& t, double low, double high) {
                                                  : std::numeric_limits<float>::max();
   LOCKSTEP_CHECK(t.numel() == 0 || high - low <= largest, ValueError, "uniform_: the range ", low,
                  " .. ", high, " is wider than the largest number of ", t.dtype());
-  return assign(t, rand(t.shape(), {.dtype = t.dtype(), .device = t.device()}), high - low, low);
+  return assign(t, rand(t.shape(), drawn_like("uniform_", t)), high - low, low);
 }
 Tensor normal_(const Tensor& t, double mean, double std) {
   LOCKSTEP_CHECK(std >= 0, ValueError, "normal_: std ", std, " is negative");
-  return assign(t, randn(t.shape(), {.dtype = t.dtype(), .device = t.device()}), std, mean);
+  return assign(t, randn(t.shape(), drawn_like("normal_", t)), std, mean);
 }
 
 Tensor trunc_normal_(const Tensor& t, double mean, double std, double low, double high) {
@@ -72,7 +79,9 @@ Tensor trunc_normal_(const Tensor& t, double mean, double std, double low, doubl
   const double a = (mirrored ? mean - high : low - mean) / std,
                b = (mirrored ? mean - low : high - mean) / std;
   const double from = normal_cdf(a), to = normal_cdf(b);
-  const Tensor draw = rand(t.shape(), {.dtype = DType::f64});
+  TensorOptions options = drawn_like("trunc_normal_", t);
+  options.dtype = DType::f64;
+  const Tensor draw = rand(t.shape(), options);
   double* p = draw.data<double>();
   parallel_for(draw.numel(), 1 << 12, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {

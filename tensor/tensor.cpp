@@ -169,7 +169,18 @@ Tensor empty_with(const Shape& shape, const Strides& strides, int64_t numel,
 }  // namespace
 
 Tensor empty_strided(const Shape& shape, const Strides& strides, TensorOptions options) {
-  return empty_with(shape, strides, checked_numel("empty", shape), options);
+  const int64_t numel = checked_numel("empty_strided", shape);
+  bool forward = strides.dims() == shape.dims();
+  __int128 last = 0;  // the place of the last element
+  for (int d = 0; forward && d < shape.dims(); ++d) {
+    if (shape[d] <= 1) continue;
+    forward = strides[d] > 0;
+    last += static_cast<__int128>(shape[d] - 1) * strides[d];
+  }
+  LOCKSTEP_CHECK(numel == 0 || (forward && last == numel - 1), ShapeError,
+                 "empty_strided: strides ", strides, " do not place the elements of shape ", shape,
+                 " one after the other, without gaps, in some order of the dimensions");
+  return empty_with(shape, strides, numel, options);
 }
 Tensor empty(const Shape& shape, TensorOptions options) {
   const int64_t numel = checked_numel("empty", shape);

@@ -269,7 +269,8 @@ void Tensor::read_into(std::vector<T>& values) const {
 
 /// Uninitialised elements.
 LOCKSTEP_API Tensor empty(const Shape& shape, TensorOptions options = {});
-/// Uninitialised, with the given memory order: strides must be a permutation without gaps.
+/// Uninitialised, with the given memory order: strides must be a permutation without gaps, else
+/// ShapeError.
 LOCKSTEP_API Tensor empty_strided(const Shape& shape, const Strides& strides,
                                   TensorOptions options = {});
 /// Uninitialised, in shape, memory order, dtype and device of `like`.

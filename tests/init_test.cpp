@@ -1,6 +1,8 @@
 // Initialisation: bounds, moments, layers' defaults, and that the seed alone decides.
 #include <doctest/doctest.h>
 
+#include <set>
+
 #include <lockstep/nn/nn.h>
 #include <lockstep/tensor/node.h>
 #include <lockstep/tensor/parallel.h>
@@ -154,4 +156,20 @@ TEST_CASE("initialisation reaches strided tensors and leaves the graph alone") {
   nn::init::normal_(whole);
   CHECK(whole.is_leaf());
   CHECK(whole.requires_grad());
+}
+
+TEST_CASE("draws for two-byte floats reach the many values that these have near 0") {
+  const auto distinct = [](const Tensor& t) {
+    const auto values = t.to_vector<double>();
+    return std::set<double>(values.begin(), values.end()).size();
+  };
+  manual_seed(1);
+  for (DType t : {DType::bf16, DType::f16}) {
+    const Tensor x = zeros({100000}, {.dtype = t});
+    CHECK(distinct(nn::init::uniform_(x, -0.05, 0.05)) > (t == DType::f16 ? 8000 : 2000));
+    check_uniform(x.to(DType::f32), 0.05 * (1 + 0x1p-8));
+    CHECK(distinct(nn::init::normal_(x, 0, 0.02)) > (t == DType::f16 ? 8000 : 2000));
+  }
+  CHECK_THROWS_AS(nn::init::uniform_(zeros({2}, {.dtype = DType::i64})), DTypeError);
+  CHECK_THROWS_AS(nn::init::trunc_normal_(zeros({2}, {.dtype = DType::i64})), DTypeError);
 }

@@ -344,6 +344,8 @@ TEST_CASE("channels-last is a stride order that element-wise ops keep") {
   const Tensor one_channel = zeros({2, 1, 4, 5});  // both orders at once
   CHECK(one_channel.is_channels_last());
   CHECK(one_channel.is_contiguous());
+  for (const Strides& outside : {Strides{1, 1}, Strides{-2, 1}, Strides{4, 1}, Strides{2}})
+    CHECK_THROWS_AS(empty_strided({2, 2}, outside), ShapeError);
   const Tensor strided = empty_strided({2, 3}, {1, 2});
   CHECK_FALSE(strided.is_contiguous());
   CHECK(strided.t().is_contiguous());
