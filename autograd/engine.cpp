@@ -322,7 +322,7 @@ Tensor start_gradient(const Tensor& y, const Tensor& given, const char* who) {
                  is_grad_enabled() ? "; nothing that it was made of requires grad: parameters that "
                                      "are frozen, data that were detach()ed, integers, or ops "
                                      "under NoGradGuard"
-                                   : "; ops are not recorded here, under a NoGradGuard or in a "
+                                   : "; ops are not recorded here, under NoGradGuard or in a "
                                      "backward: put an EnableGradGuard before them");
   if (!given.defined()) {
     LOCKSTEP_CHECK(y.numel() == 1, AutogradError, who, ": the tensor has shape ", y.shape(),

@@ -156,7 +156,7 @@ void run_local(int world_size, const std::function<void(Group)>& f, LocalOptions
     for (auto& mine : peers)
       threads.emplace_back([&, begin, mine = std::move(mine)]() mutable {
         if (!begin.get()) return;
-        default_generator() = generator;
+        lockstep::detail::start_generator(generator);
         set_num_threads(threads_each);
         run_rank(std::move(mine), f, options);
         --hub->threads;

@@ -250,7 +250,7 @@ TEST_CASE("backward of what has no graph says where the graph may have ended") {
   CHECK_THROWS_WITH_AS(autograd::grad({x.detach().sum()}, {x}), Contains("detach()ed"),
                        AutogradError);
   NoGradGuard off;
-  CHECK_THROWS_WITH_AS(x.square().sum().backward(), Contains("under a NoGradGuard or in a backward"),
+  CHECK_THROWS_WITH_AS(x.square().sum().backward(), Contains("under NoGradGuard or in a backward"),
                        AutogradError);
 }
 
