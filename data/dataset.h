@@ -37,9 +37,9 @@ auto get(const D& dataset, I i, const RandomSource& random) {
 }
 
 /// Keys this thread's default generator by a sample, and sets it back: rand() inside a dataset is
-/// keyed as well. Scopes nest where a dataset fetches from another one, by the same samples. What the
-/// outer one draws after that, for a transform say, comes from a stream of its own, so that no layer
-/// repeats the numbers of another.
+/// keyed as well. Scopes nest where a dataset fetches from another one, by the same samples. What
+/// the outer one draws after that, for a transform say, comes from a stream of its own, so that no
+/// layer repeats the numbers of another.
 class GeneratorScope {
  public:
   GeneratorScope() : before_(default_generator()), outer_(std::exchange(innermost_, this)) {}

@@ -23,10 +23,9 @@ void unpack(const Tensor& bytes, const NamedTensors& tensors);
 /// left as they are.
 void unpack_fresh(const Tensor& bytes, const NamedTensors& tensors);
 
-/// Compares names, dtypes, shapes, strides, trainability, order and shared memory of all entries
-/// across ranks. On a difference every rank destroys the group and throws a DistError with both counts and the first
-/// entry that differs.
-/// The options must agree as well.
+/// Compares names, dtypes, shapes, strides, trainability, order and shared memory of all entries, and
+/// the options, across ranks. On a difference every rank destroys the group and throws a DistError
+/// with both counts and the first entry that differs.
 void verify_same_module(ProcessGroup& group, const NamedTensors& parameters,
                         const NamedTensors& buffers, const DistributedDataParallelOptions& options);
 
