@@ -79,8 +79,10 @@ TEST_CASE("clip_grad_norm_: gradients of any magnitude keep their norm and direc
                                                      {DType::f64, 1e-310}})
     for (double norm_type : {1.0, 2.0, 3.0, 0.5, double(INFINITY)})
       for (bool gappy : {false, true}) {
-        CAPTURE(dtype);
-        CAPTURE(size);
+        const auto& shown_dtype = dtype;  // clang 14 captures no structured binding
+        CAPTURE(shown_dtype);
+        const auto& shown_size = size;  // clang 14 captures no structured binding
+        CAPTURE(shown_size);
         CAPTURE(norm_type);
         constexpr int64_t n = 64;
         const double max_norm = std::min(size, 1.0);

@@ -445,7 +445,8 @@ TEST_CASE("in place: an operand that only a constant's derivative would read may
        {1.5, -0.5, 2, 4}},
   };
   for (const auto& [name, op, gradient] : ops) {
-    CAPTURE(std::string(name));
+    const auto& shown_name = name;  // clang 14 captures no structured binding
+    CAPTURE(std::string(shown_name));
     Tensor h = a * 1.0;
     const Tensor y = op(h, constant);
     h.zero_();  // backward reads the constant only

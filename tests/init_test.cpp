@@ -77,8 +77,10 @@ TEST_CASE("trunc_normal_: moments, between and in the tails, and bounds far out"
   };
   for (DType dtype : {DType::f32, DType::f64})
     for (const auto& [low, high] : {Cut{-2, 2}, {-1, 3}, {3, 4}, {-9, -8}, {10, INFINITY}}) {
-      CAPTURE(low);
-      CAPTURE(high);
+      const auto& shown_low = low;  // clang 14 captures no structured binding
+      CAPTURE(shown_low);
+      const auto& shown_high = high;  // clang 14 captures no structured binding
+      CAPTURE(shown_high);
       const double mean = 0.5, std = 2;
       const Tensor t = empty({100, 1000}, {.dtype = dtype});
       manual_seed(9);

@@ -248,7 +248,8 @@ TEST_CASE("DistributedDataParallel finds parameters that differ, and names rank 
         }}},
   };
   for (const auto& [name, change] : changes) {
-    CAPTURE(name);
+    const auto& shown_name = name;  // clang 14 captures no structured binding
+    CAPTURE(shown_name);
     for (const std::string& text : texts(2, [&, change = change.second](Group g) {
            manual_seed(1);
            DistributedDataParallel net{nn::Linear{20, 10}, g};

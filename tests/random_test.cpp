@@ -203,8 +203,10 @@ TEST_CASE("randint over ranges of up to 2^64: in bounds, even, all bits in use")
   for (const auto& [low, high] :
        {Range{least, most}, {-half, half}, {-1, most}, {0, most}, {0, int64_t{1} << 33},
         {5, (int64_t{1} << 32) + 5}, {-7, (int64_t{1} << 32) - 6}, {0, half + half / 2}}) {
-    CAPTURE(low);
-    CAPTURE(high);
+    const auto& shown_low = low;  // clang 14 captures no structured binding
+    CAPTURE(shown_low);
+    const auto& shown_high = high;  // clang 14 captures no structured binding
+    CAPTURE(shown_high);
     constexpr int n = 40000;
     const auto v = randint(low, high, {n}).to_vector<int64_t>();
     REQUIRE(*std::min_element(v.begin(), v.end()) >= low);
@@ -238,7 +240,8 @@ TEST_CASE("rand uses all bits that its dtype holds, and never gives 1") {
   };
   for (const auto& [dtype, digits] :
        {Bits{DType::f64, 53}, {DType::f32, 24}, {DType::f16, 11}, {DType::bf16, 8}}) {
-    CAPTURE(dtype);
+    const auto& shown_dtype = dtype;  // clang 14 captures no structured binding
+    CAPTURE(shown_dtype);
     manual_seed(22);
     const V v = values(rand({100000}, {.dtype = dtype}));
     CHECK(*std::max_element(v.begin(), v.end()) < 1);
