@@ -23,7 +23,7 @@
 #include <lockstep/distributed/sync_batch_norm.h>
 #include <lockstep/nn/nn.h>
 #include <lockstep/optim/optim.h>
-#include <lockstep/tensor/allocator.h>
+#include <lockstep/tensor/device_backend.h>
 #include <lockstep/tensor/file.h>
 #include <lockstep/tensor/op.h>
 #include <lockstep/tensor/ops.h>

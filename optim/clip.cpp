@@ -126,7 +126,7 @@ struct Scaling {
     });
     for (const Task& task : tasks) {
       if (!task.dense.is_same(task.gradient))
-        lockstep::detail::copy_kernel(task.gradient, task.dense);
+        lockstep::kernels::copy(task.gradient, task.dense);
       task.gradient.storage().bump_version();
     }
   }

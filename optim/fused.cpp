@@ -71,7 +71,7 @@ struct FusedOptimizer::Pass {
     }
     for (const Task& task : tasks)
       if (task.gappy_result.defined())
-        lockstep::detail::copy_kernel(task.param.tensor, task.gappy_result);
+        lockstep::kernels::copy(task.param.tensor, task.gappy_result);
   }
 };
 

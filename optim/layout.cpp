@@ -29,7 +29,7 @@ Tensor in_layout(const Tensor& t, const Strides& strides, DType dtype) {
     same = t.shape()[i] == 1 || t.strides()[i] == strides[i];
   if (same) return t;
   const Tensor copy = empty_strided(t.shape(), strides, {.dtype = dtype, .device = t.device()});
-  lockstep::detail::copy_kernel(copy, t);
+  lockstep::kernels::copy(copy, t);
   return copy;
 }
 

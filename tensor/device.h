@@ -1,57 +1,51 @@
-// Device: where a tensor's memory is. The library has kernels for the CPU; those for cuda come from
-// a plug-in that enters them in the ops' tables.
+// Device: where a tensor's memory is. The CPU is always there; other types are registered by plug-ins,
+// see device_backend.h.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include <lockstep/tensor/error.h>
+#include <lockstep/tensor/export.h>
 
 namespace lockstep {
 
+/// Two types have fixed numbers; those of other backends are given out as they register.
 enum class DeviceType : uint8_t { cpu, cuda };
-inline constexpr int kDeviceTypes = 2;
+inline constexpr int kDeviceTypes = 8;
 
-struct Device {
+/// "cpu", "cuda", or the name that a backend registered.
+LOCKSTEP_API std::string name_of(DeviceType type);
+inline void append(std::string& text, DeviceType type) { text += name_of(type); }
+
+struct LOCKSTEP_API Device {
   DeviceType type = DeviceType::cpu;
   int index = 0;
+
+  constexpr Device() = default;
+  constexpr Device(DeviceType type, int index = 0) : type(type), index(index) {}
+  /// From its text: "cpu", "cuda" or "cuda:1". ValueError for any other, or a type that is not
+  /// registered.
+  Device(std::string_view text);
+  Device(const char* text) : Device(std::string_view(text)) {}
 
   bool operator==(const Device&) const = default;
   bool is_cpu() const { return type == DeviceType::cpu; }
   bool is_cuda() const { return type == DeviceType::cuda; }
 
   /// The device for the process with this local rank: its GPU if there is one, else the CPU.
-  static Device best([[maybe_unused]] int local_rank = 0) { return {}; }
+  static Device best(int local_rank = 0);
 };
 
 inline void append(std::string& text, Device d) {
-  text += d.is_cpu() ? "cpu" : "cuda:" + std::to_string(d.index);
+  append(text, d.type);
+  if (!d.is_cpu()) append(text += ':', d.index);
 }
 /// Writes "cpu" or "cuda:0"; a template so that this header needs no <ostream>.
 template <class Stream>
 auto operator<<(Stream& out, Device d) -> decltype(out << std::string()) {
   return out << str_cat(d);
 }
-
-/// One typed kernel per device. on() throws DeviceError for a device whose kernels are not loaded.
-template <class Signature>
-class Kernel;
-template <class R, class... Args>
-class Kernel<R(Args...)> {
- public:
-  using Function = R (*)(Args...);
-  constexpr explicit Kernel(const char* op, Function cpu) : op_(op), functions_{cpu, nullptr} {}
-  void set(DeviceType type, Function f) { functions_[static_cast<int>(type)] = f; }
-  Function on(Device device) const {
-    Function f = functions_[static_cast<int>(device.type)];
-    LOCKSTEP_CHECK(f, DeviceError, op_, ": not available on ", device,
-                   ", because no kernels are loaded for it; move the tensor with to(Device{})");
-    return f;
-  }
-
- private:
-  const char* op_;
-  Function functions_[kDeviceTypes];
-};
 
 }  // namespace lockstep

@@ -16,6 +16,7 @@
 namespace lockstep {
 
 enum class DType : uint8_t { f32, f64, f16, bf16, i64, i32, u8, boolean };
+inline constexpr int kDTypes = 8;
 
 constexpr size_t size_of(DType t) {
   switch (t) {

@@ -65,7 +65,7 @@ struct TakeView {
   Tensor forward(const Tensor& x) const {
     if (x.strides() == at.base_strides) return at.view_of(x);
     const Tensor dense = at.empty_base(x);
-    detail::copy_kernel(dense, x);
+    kernels::copy(dense, x);
     return at.view_of(dense);
   }
   void backward(const Saved&, const Tensor& dy, InputGradients& dx) const;
@@ -78,9 +78,9 @@ struct PutView {
   ViewInBase at;
   Tensor forward(const Tensor& x) const {
     Tensor y = at.empty_base(x);
-    detail::fill_kernel(y, 0);
+    kernels::fill(y, 0);
     if (!repeats_elements(at.shape, at.strides)) {
-      detail::copy_kernel(at.view_of(y), x);
+      kernels::copy(at.view_of(y), x);
       return y;
     }
     // An expanded view: what is repeated adds up.
@@ -89,7 +89,7 @@ struct PutView {
       if (at.strides[d] == 0) once[d] = std::min<int64_t>(once[d], 1);
     Tensor view = at.view_of(y);
     view.body().shape = once;
-    detail::copy_kernel(view, sum_to(x, once));
+    kernels::copy(view, sum_to(x, once));
     return y;
   }
   void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
@@ -107,8 +107,8 @@ struct EraseView {
   ViewInBase at;
   Tensor forward(const Tensor& x) const {
     Tensor y = at.empty_base(x);
-    detail::copy_kernel(y, x);
-    detail::fill_kernel(at.view_of(y), 0);
+    kernels::copy(y, x);
+    kernels::fill(at.view_of(y), 0);
     return y;
   }
   void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
@@ -211,7 +211,7 @@ struct Copy {
   Tensor forward(const Tensor& x, const Tensor& source) {
     source_shape = source.shape();
     source_dtype = source.dtype();
-    if (x.data_ptr() != source.data_ptr()) detail::copy_kernel(x, source);  // else it is x itself
+    if (x.data_ptr() != source.data_ptr()) kernels::copy(x, source);  // else it is x itself
     return x;
   }
   void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
@@ -225,7 +225,7 @@ struct Fill {
   static constexpr unsigned saves = 0;
   Number value;
   Tensor forward(const Tensor& x) const {
-    detail::fill_kernel(x, value);
+    kernels::fill(x, value);
     return x;
   }
   void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
@@ -238,6 +238,7 @@ struct Fill {
 Tensor& Tensor::copy_(const Tensor& source) {
   LOCKSTEP_CHECK(broadcast_shapes("copy_", shape(), source.shape()) == shape(), ShapeError,
                  "copy_: a source of shape ", source.shape(), " does not broadcast to ", shape());
+  if (source.device() != device()) return copy_(source.to(device()));
   const bool common = detail::overlaps(*this, source);
   apply_in_place(Copy{}, *this, *this, common ? source.clone() : source);
   return *this;

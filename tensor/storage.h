@@ -1,5 +1,5 @@
-// Storage: a block of memory shared by the tensors that view it. It comes from the caching
-// allocator, or from elsewhere (the user, a shared mapping) with a function that releases it.
+// Storage: a block of memory shared by the tensors that view it. It comes from the allocator of its
+// device, or from elsewhere (the user, a shared mapping) with a function that releases it.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace lockstep {
 
 class LOCKSTEP_API Storage final : public RefCounted {
  public:
-  /// Uninitialised memory from the device's caching allocator.
+  /// Uninitialised memory from the device's allocator.
   static Ref<Storage> allocate(size_t bytes, Device device);
   /// External memory; `release` runs when the last tensor that views it is destroyed.
   Storage(void* data, size_t bytes, Device device, std::function<void()> release);
@@ -21,7 +21,7 @@ class LOCKSTEP_API Storage final : public RefCounted {
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
-  /// Whether the memory is the caching allocator's, so that only tensors refer to it.
+  /// Whether the memory is the allocator's, so that only tensors refer to it.
   bool owns_bytes() const { return !release_; }
   /// Exchanges memory with another storage of the same device; the tensors that view them follow.
   void swap_memory(Storage& other) {
@@ -42,7 +42,7 @@ class LOCKSTEP_API Storage final : public RefCounted {
   size_t bytes_;
   Device device_;
   std::atomic<uint32_t> version_{0};
-  std::function<void()> release_;  // empty for the caching allocator's memory
+  std::function<void()> release_;  // empty for the allocator's memory
 };
 
 }  // namespace lockstep

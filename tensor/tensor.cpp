@@ -41,9 +41,10 @@ bool Tensor::is_channels_last() const {
 
 namespace {
 template <class R>
-R only_element(const Tensor& t) {
-  LOCKSTEP_CHECK(t.numel() == 1, ShapeError, "item: the tensor has shape ", t.shape(),
+R only_element(const Tensor& any) {
+  LOCKSTEP_CHECK(any.numel() == 1, ShapeError, "item: the tensor has shape ", any.shape(),
                  ", not one element");
+  const Tensor t = detail::on_host(any);
   return dispatch_any(t.dtype(), [&]<class T>(TypeTag<T>) { return static_cast<R>(*t.data<T>()); });
 }
 }  // namespace
@@ -278,11 +279,9 @@ void print_dim(std::string& text, const Tensor& t, int64_t edge) {
 std::string Tensor::to_string() const {
   if (!defined()) return "tensor(undefined)";
   std::string text = "tensor(";
-  if (device().is_cpu()) {
-    const bool is_long = numel() > 200 || numel() == 0;  // an empty one may have many empty rows
-    print_dim(text, detach(), is_long ? 3 : std::numeric_limits<int32_t>::max());
-    text += ", ";
-  }
+  const bool is_long = numel() > 200 || numel() == 0;  // an empty one may have many empty rows
+  print_dim(text, detail::on_host(detach()), is_long ? 3 : std::numeric_limits<int32_t>::max());
+  text += ", ";
   text += str_cat("shape ", shape(), ", ", dtype());
   if (!device().is_cpu()) text += str_cat(", ", device());
   if (requires_grad())

@@ -140,7 +140,8 @@ class LOCKSTEP_API Tensor {
            body_->offset * static_cast<int64_t>(size_of(dtype()));
   }
   Storage& storage() const { return *body().storage; }
-  /// The value of a tensor of one element, converted to T as to() converts it.
+  /// The value of a tensor of one element, converted to T as to() converts it. Like to_vector() it waits
+  /// for the device.
   template <class T>
   T item() const {
     return is_floating_point() ? cast_element<T>(item_as_double()) : cast_element<T>(item_as_int());
@@ -256,9 +257,14 @@ auto operator<<(Stream& out, const Tensor& t) -> decltype(out << std::string()) 
   return out << t.to_string();
 }
 
+namespace detail {
+/// t, or a copy of it in the host's memory, for whoever reads its elements; not recorded.
+LOCKSTEP_API Tensor on_host(const Tensor& t);
+}  // namespace detail
+
 template <class T>
 void Tensor::read_into(std::vector<T>& values) const {
-  const Tensor dense = detach().contiguous();
+  const Tensor dense = detail::on_host(detach()).contiguous();
   dispatch_any(dtype(), [&]<class E>(TypeTag<E>) {
     const E* p = dense.data<E>();
     for (size_t i = 0; i < values.size(); ++i) values[i] = cast_element<T>(p[i]);

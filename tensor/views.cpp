@@ -188,7 +188,7 @@ struct Contiguous {
   static constexpr unsigned saves = 0;
   Tensor forward(const Tensor& x) {
     Tensor y = empty(x.shape(), {.dtype = x.dtype(), .device = x.device()});
-    detail::copy_kernel(y, x);
+    kernels::copy(y, x);
     return y;
   }
   void backward(const Saved&, const Tensor& dy, InputGradients& dx) const { dx.set(0, dy); }
@@ -199,7 +199,7 @@ struct Clone {
   static constexpr unsigned saves = 0;
   Tensor forward(const Tensor& x) {
     Tensor y = empty_like(x);
-    detail::copy_kernel(y, x);
+    kernels::copy(y, x);
     return y;
   }
   void backward(const Saved&, const Tensor& dy, InputGradients& dx) const { dx.set(0, dy); }
@@ -215,8 +215,34 @@ struct Convert {
     Tensor y = x.is_channels_last()
                    ? empty_strided(x.shape(), x.strides(), {.dtype = dtype, .device = x.device()})
                    : empty(x.shape(), {.dtype = dtype, .device = x.device()});
-    detail::copy_kernel(y, x);
+    kernels::copy(y, x);
     return y;
+  }
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
+    dx.set(0, dy.to(from));
+  }
+};
+
+/// A copy on another device. Between two devices that are not the CPU it goes through the CPU.
+struct ToDevice {
+  static constexpr const char* name = "to";
+  static constexpr unsigned saves = 0;
+  Device device;
+  Device from;  // the input's
+  Tensor forward(const Tensor& x) const {
+    // Dense and in the order that empty_like gives: transfers move bytes.
+    const Tensor source = x.is_contiguous() || x.is_channels_last() ? x : x.contiguous();
+    const auto empty_on = [&](Device d) {
+      return empty_strided(x.shape(), source.strides(), {.dtype = x.dtype(), .device = d});
+    };
+    if (x.device().is_cpu()) {
+      const Tensor y = empty_on(device);
+      kernels::upload(y, OnHost{source});
+      return y;
+    }
+    const Tensor y = empty_on(Device());
+    kernels::download(OnHost{y}, source);
+    return device.is_cpu() ? y : forward(y);
   }
   void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
     dx.set(0, dy.to(from));
@@ -327,8 +353,8 @@ Tensor Tensor::to(DType dtype) const {
   return dtype == this->dtype() ? *this : apply(Convert{dtype}, *this);
 }
 Tensor Tensor::to(Device device) const {
-  LOCKSTEP_CHECK(device == this->device(), DeviceError, "to: no kernels are loaded for ", device);
-  return *this;
+  if (device == this->device()) return *this;
+  return apply(ToDevice{device, this->device()}, *this);
 }
 
 }  // namespace lockstep

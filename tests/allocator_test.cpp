@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include <lockstep/tensor/allocator.h>
+#include <lockstep/tensor/device_backend.h>
 #include <lockstep/tensor/tensor.h>
 
 using namespace lockstep;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <lockstep/autograd/gradcheck.h>
-#include <lockstep/tensor/allocator.h>
+#include <lockstep/tensor/device_backend.h>
 #include <lockstep/tensor/ops/matmul.h>
 #include <lockstep/tensor/parallel.h>
 

@@ -70,10 +70,7 @@ void argmax_cpu(const Tensor& indices, const Tensor& x, int dim) {
   });
 }
 
+const bool entered = kernels::argmax.set(DeviceType::cpu, argmax_cpu, kComputed);
+
 }  // namespace
-
-namespace kernels {
-constinit Kernel<void(const Tensor&, const Tensor&, int)> argmax("argmax", argmax_cpu);
-}
-
 }  // namespace lockstep

@@ -273,19 +273,11 @@ void backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const Ten
   });
 }
 
+const bool entered =
+    kernels::batch_norm_statistics.set(DeviceType::cpu, statistics_cpu, kFloats) &&
+    kernels::batch_norm.set(DeviceType::cpu, batch_norm_cpu, kFloats) &&
+    kernels::batch_norm_sums.set(DeviceType::cpu, sums_cpu, kFloats) &&
+    kernels::batch_norm_backward.set(DeviceType::cpu, backward_cpu, kFloats);
+
 }  // namespace
-
-namespace kernels {
-constinit Kernel<void(const Tensor&, const Tensor&)> batch_norm_statistics("batch_norm",
-                                                                           statistics_cpu);
-constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                      double)>
-    batch_norm("batch_norm", batch_norm_cpu);
-constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, double)>
-    batch_norm_sums("batch_norm", sums_cpu);
-constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                      const Tensor&, double, double)>
-    batch_norm_backward("batch_norm", backward_cpu);
-}  // namespace kernels
-
 }  // namespace lockstep

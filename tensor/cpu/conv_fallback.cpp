@@ -2,17 +2,22 @@
 #include <lockstep/tensor/cpu/conv.h>
 
 namespace lockstep::cpu {
+namespace {
 
-void conv_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor& bias,
-                  const Tensor& y) {
-  im2col_forward(s, x, w, bias, y);
+void conv_forward(const Tensor& y, const Tensor& x, const Tensor& w, const Tensor& bias, ConvShape s) {
+  im2col_forward(y, x, w, bias, s);
 }
-void conv_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, const Tensor& dx) {
-  im2col_backward_data(s, dy, w, dx);
+void conv_backward_data(const Tensor& dx, const Tensor& dy, const Tensor& w, ConvShape s) {
+  im2col_backward_data(dx, dy, w, s);
 }
-void conv_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy,
-                           const Tensor& dw) {
-  im2col_backward_weights(s, x, dy, dw);
+void conv_backward_weights(const Tensor& dw, const Tensor& x, const Tensor& dy, ConvShape s) {
+  im2col_backward_weights(dw, x, dy, s);
 }
 
+const bool entered =
+    kernels::conv2d.set(DeviceType::cpu, conv_forward, kFloats) &&
+    kernels::conv2d_backward_data.set(DeviceType::cpu, conv_backward_data, kFloats) &&
+    kernels::conv2d_backward_weights.set(DeviceType::cpu, conv_backward_weights, kFloats);
+
+}  // namespace
 }  // namespace lockstep::cpu

@@ -67,12 +67,12 @@ struct Sizes {
 
 }  // namespace
 
-void im2col_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor& bias,
-                    const Tensor& y) {
+void im2col_forward(const Tensor& y, const Tensor& x, const Tensor& w, const Tensor& bias,
+                    const ConvShape& s) {
   const Sizes z(s);
   dispatch_floating("conv2d", x.dtype(), [&]<class T>(TypeTag<T>) {
     const std::vector<T> weights = to_columns_order(s, w.data<T>());
-    parallel_for(s.n, s.images_per_block(), [&](int64_t begin, int64_t end) {
+    parallel_for(s.n, images_per_block(s), [&](int64_t begin, int64_t end) {
       std::vector<T> columns(static_cast<size_t>(z.pixels * z.patch));
       for (int64_t n = begin; n < end; ++n)
         for (int64_t g = 0; g < s.groups; ++g) {
@@ -86,11 +86,11 @@ void im2col_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const 
   });
 }
 
-void im2col_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, const Tensor& dx) {
+void im2col_backward_data(const Tensor& dx, const Tensor& dy, const Tensor& w, const ConvShape& s) {
   const Sizes z(s);
   dispatch_floating("conv2d", dy.dtype(), [&]<class T>(TypeTag<T>) {
     const std::vector<T> weights = to_columns_order(s, w.data<T>());
-    parallel_for(s.n, s.images_per_block(), [&](int64_t begin, int64_t end) {
+    parallel_for(s.n, images_per_block(s), [&](int64_t begin, int64_t end) {
       std::vector<T> columns(static_cast<size_t>(z.pixels * z.patch));
       for (int64_t n = begin; n < end; ++n) {
         T* image = dx.data<T>() + n * s.x_image();
@@ -109,11 +109,11 @@ void im2col_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w,
   });
 }
 
-void im2col_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy,
-                             const Tensor& dw) {
+void im2col_backward_weights(const Tensor& dw, const Tensor& x, const Tensor& dy,
+                             const ConvShape& s) {
   const Sizes z(s);
   dispatch_floating("conv2d", x.dtype(), [&]<class T>(TypeTag<T>) {
-    const int64_t block = s.images_per_sum(), blocks = (s.n + block - 1) / block;
+    const int64_t block = images_per_sum(s), blocks = (s.n + block - 1) / block;
     std::vector<T> sum(static_cast<size_t>(s.weights()));
     sum_blocks(blocks, s.weights(), sum.data(), [&](int64_t b, T* out) {
       std::fill_n(out, s.weights(), T(0));

@@ -112,7 +112,7 @@ Tensor prepared_weights(Product product, const ConvShape& s, bool with_bias, con
 /// shorter.
 template <class F>
 void for_each_block(Product product, const ConvShape& s, bool with_bias, const Tensor& w, F f) {
-  const int64_t block = std::min(s.n, s.images_per_block()), rest = s.n % block;
+  const int64_t block = std::min(s.n, images_per_block(s)), rest = s.n % block;
   const Tensor whole = prepared_weights(product, s.with_images(block), with_bias, w);
   const Tensor last = rest ? prepared_weights(product, s.with_images(rest), with_bias, w) : whole;
   parallel_for(s.n, block, [&](int64_t begin, int64_t end) {
@@ -134,9 +134,8 @@ bool served(const ConvShape& s, const Tensor& t) {
 
 }  // namespace
 
-void conv_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Tensor& bias,
-                  const Tensor& y) {
-  if (!served(s, x)) return im2col_forward(s, x, w, bias, y);
+void conv_forward(const Tensor& y, const Tensor& x, const Tensor& w, const Tensor& bias, ConvShape s) {
+  if (!served(s, x)) return im2col_forward(y, x, w, bias, s);
   const bool with_bias = bias.defined();
   for_each_block(
       Product::forward, s, with_bias, w, [&](const ConvShape& b, const Tensor& weights, int64_t n) {
@@ -150,8 +149,8 @@ void conv_forward(const ConvShape& s, const Tensor& x, const Tensor& w, const Te
       });
 }
 
-void conv_backward_data(const ConvShape& s, const Tensor& dy, const Tensor& w, const Tensor& dx) {
-  if (!served(s, dy)) return im2col_backward_data(s, dy, w, dx);
+void conv_backward_data(const Tensor& dx, const Tensor& dy, const Tensor& w, ConvShape s) {
+  if (!served(s, dy)) return im2col_backward_data(dx, dy, w, s);
   for_each_block(
       Product::data, s, false, w, [&](const ConvShape& b, const Tensor& weights, int64_t n) {
         const Compiled& p = compiled(Product::data, b, false);
@@ -171,9 +170,9 @@ struct Part {
   int64_t x, dy;  // offsets of the first element
 };
 Part part_of(const ConvShape& s, int64_t index) {
-  const int64_t rows = s.rows_per_sum();
+  const int64_t rows = rows_per_sum(s);
   if (rows == s.oh) {
-    const int64_t block = s.images_per_sum(), n = index * block;
+    const int64_t block = images_per_sum(s), n = index * block;
     return {s.with_images(std::min(block, s.n - n)), n * s.x_image(), n * s.y_image()};
   }
   const int64_t per_image = (s.oh + rows - 1) / rows, n = index / per_image,
@@ -188,17 +187,16 @@ Part part_of(const ConvShape& s, int64_t index) {
   return {part, n * s.x_image() + begin * s.w * s.c, n * s.y_image() + first * s.ow * s.o};
 }
 int64_t parts(const ConvShape& s) {
-  const int64_t rows = s.rows_per_sum();
+  const int64_t rows = rows_per_sum(s);
   if (rows < s.oh) return s.n * ((s.oh + rows - 1) / rows);
-  return (s.n + s.images_per_sum() - 1) / s.images_per_sum();
+  return (s.n + images_per_sum(s) - 1) / images_per_sum(s);
 }
 
 }  // namespace
 
-void conv_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy,
-                           const Tensor& dw) {
-  if (!served(s, x) || s.ow > 4 * ConvShape::kTerms)
-    return im2col_backward_weights(s, x, dy, dw);
+void conv_backward_weights(const Tensor& dw, const Tensor& x, const Tensor& dy, ConvShape s) {
+  if (!served(s, x) || s.ow > 4 * kConvTerms)
+    return im2col_backward_weights(dw, x, dy, s);
   sum_blocks(parts(s), s.weights(), dw.data<float>(), [&](int64_t b, float* out) {
     const Part part = part_of(s, b);
     if (part.shape.h == 0) return void(std::fill_n(out, s.weights(), 0.0f));  // all in the padding
@@ -216,5 +214,12 @@ void conv_backward_weights(const ConvShape& s, const Tensor& x, const Tensor& dy
     });
   });
 }
+
+namespace {
+const bool entered =
+    kernels::conv2d.set(DeviceType::cpu, conv_forward, kFloats) &&
+    kernels::conv2d_backward_data.set(DeviceType::cpu, conv_backward_data, kFloats) &&
+    kernels::conv2d_backward_weights.set(DeviceType::cpu, conv_backward_weights, kFloats);
+}  // namespace
 
 }  // namespace lockstep::cpu

@@ -1,12 +1,11 @@
-// run_rows, which calls a row kernel on operands of any strides, and the CPU's entry in each op's
-// table.
+// run_rows, which calls a row kernel on operands of any strides, and the CPU's entries in the ops' tables.
 #include <lockstep/tensor/cpu/elementwise.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 
-#include <lockstep/tensor/loops.h>
+#include <lockstep/tensor/cpu/loops.h>
 #include <lockstep/tensor/ops/copy.h>
 #include <lockstep/tensor/ops/elementwise_table.h>
 #include <lockstep/tensor/parallel.h>
@@ -18,9 +17,9 @@ constexpr int64_t kPiece = 32768;  // as LoopPlan cuts long rows
 constexpr int64_t kBuffer = 256;   // elements of a strided operand that are gathered at a time
 
 /// Whether all operands are dense in the same order, so that they are a single row.
-bool one_row(std::span<const Tensor* const> operands, bool logical_order) {
-  const Tensor& y = *operands[0];
-  for (const Tensor* t : operands.subspan(1))
+bool one_row(const Operands& operands, bool logical_order) {
+  const Tensor& y = operands[0];
+  for (const Tensor* t : operands.all().subspan(1))
     if (t->shape() != y.shape() ||
         (t->strides() != y.strides() && !(t->is_contiguous() && y.is_contiguous())))
       return false;
@@ -119,44 +118,42 @@ bool runs_across(const LoopPlan& plan, int k) {
   return false;
 }
 
-void run_planned(Walk& walk, std::span<const Tensor* const> operands, bool logical_order) {
+void run_planned(Walk& walk, const Operands& operands, bool logical_order) {
   LoopPlan plan = LoopPlan::make(operands, logical_order);
-  std::array<const Tensor*, LoopPlan::kMaxOperands> replaced;
-  std::array<Tensor, LoopPlan::kMaxOperands> copies;
-  std::copy(operands.begin(), operands.end(), replaced.begin());
+  Operands replaced = operands;
+  std::array<Tensor, Operands::kMost> copies;
   bool changed = false;
   for (size_t k = 1; k < operands.size(); ++k) {
-    const Tensor &t = *operands[k], &y = *operands[0];
+    const Tensor &t = operands[k], &y = operands[0];
     if (t.shape() != y.shape() || !runs_across(plan, static_cast<int>(k))) continue;
     copies[k] =
         empty_strided(y.shape(), y.is_channels_last() ? y.strides() : contiguous_strides(y.shape()),
                       {.dtype = t.dtype(), .device = t.device()});
-    detail::copy_kernel(copies[k], t);
-    replaced[k] = &copies[k];
+    kernels::copy(copies[k], t);
+    replaced.replace(k, copies[k]);
     changed = true;
   }
-  if (changed) plan = LoopPlan::make(std::span(replaced).first(operands.size()), logical_order);
+  if (changed) plan = LoopPlan::make(replaced, logical_order);
   plan.run_blocks(&walk, planned_block);
 }
 
 }  // namespace
 
-void run_rows(Row row, const void* op, std::span<const Tensor* const> operands,
-              bool logical_order) {
+void run_rows(Row row, const void* op, const Operands& operands, bool logical_order) {
   const size_t count = operands.size();
   if (!one_row(operands, logical_order)) {
     Walk walk{row, op, static_cast<int>(count), {}};
-    for (size_t k = 0; k < count; ++k) walk.bytes[k] = size_of(operands[k]->dtype());
+    for (size_t k = 0; k < count; ++k) walk.bytes[k] = size_of(operands[k].dtype());
     return run_planned(walk, operands, logical_order);
   }
-  const int64_t n = operands[0]->numel();
+  const int64_t n = operands[0].numel();
   char* data[LoopPlan::kMaxOperands];
-  for (size_t k = 0; k < count; ++k) data[k] = static_cast<char*>(operands[k]->data_ptr());
+  for (size_t k = 0; k < count; ++k) data[k] = static_cast<char*>(operands[k].data_ptr());
   if (n <= kPiece) return row(op, data, n, 0);
   parallel_for(n, kPiece, [&](int64_t begin, int64_t end) {
     char* at[LoopPlan::kMaxOperands];
     for (size_t k = 0; k < count; ++k)
-      at[k] = data[k] + begin * static_cast<int64_t>(size_of(operands[k]->dtype()));
+      at[k] = data[k] + begin * static_cast<int64_t>(size_of(operands[k].dtype()));
     row(op, at, end - begin, begin);
   });
 }
@@ -177,8 +174,8 @@ const FloatKernels<Op>& float_kernels() {
 }
 
 template <class Op>
-void forward(const Op& op, std::span<const Tensor* const> operands) {
-  const DType t = operands.back()->dtype();
+void forward(const Operands& operands, const Op& op) {
+  const DType t = operands[operands.size() - 1].dtype();
   Row row = scalar_kernel<Op>(t);
   if constexpr (!Op::predicate) {
     static const FloatKernels<Op>& kernels = float_kernels<Op>();
@@ -191,63 +188,40 @@ void forward(const Op& op, std::span<const Tensor* const> operands) {
 }
 
 template <class Op, int I>
-void derivative(const Op& op, std::span<const Tensor* const> operands) {
+void derivative(const Operands& operands, const Op& op) {
   static const FloatKernels<Op>& kernels = float_kernels<Op>();
-  run_rows(kernels.derivative[operands[0]->dtype() == DType::f64][I], &op, operands);
+  run_rows(kernels.derivative[operands[0].dtype() == DType::f64][I], &op, operands);
 }
 
-void where(const formulas::Where& op, std::span<const Tensor* const> operands) {
-  run_rows(where_kernel(operands[0]->dtype()), &op, operands);
+void where(const Operands& operands, const formulas::Where& op) {
+  run_rows(where_kernel(operands[0].dtype()), &op, operands);
 }
-void dropout(const formulas::Dropout& op, std::span<const Tensor* const> operands) {
-  run_rows(dropout_kernel(operands[0]->dtype()), &op, operands, /*logical_order=*/true);
+void dropout(const Operands& operands, const formulas::Dropout& op) {
+  run_rows(dropout_kernel(operands[0].dtype()), &op, operands, /*logical_order=*/true);
 }
+
+constexpr DTypes dtypes_of(Domain domain) {
+  return domain == Domain::floats ? kFloats : domain == Domain::numbers ? kNumbers : kComputed;
+}
+
+template <class Op>
+void enter() {
+  ElementwiseTable<Op>& table = elementwise_table<Op>();
+  table.forward.set(DeviceType::cpu, forward<Op>, dtypes_of(Op::domain));
+  if constexpr (kDerivatives<Op> > 0)
+    table.derivative[0].set(DeviceType::cpu, derivative<Op, 0>, kFloats);
+  if constexpr (kDerivatives<Op> > 1)
+    table.derivative[1].set(DeviceType::cpu, derivative<Op, 1>, kFloats);
+}
+template <class... Ops>
+bool enter_all(List<Ops...>) {
+  (enter<Ops>(), ...);
+  return true;
+}
+const bool entered =
+    enter_all(formulas::DifferentiableOps() + formulas::Predicates()) &&
+    elementwise_table<formulas::Where>().forward.set(DeviceType::cpu, where, kComputed) &&
+    elementwise_table<formulas::Dropout>().forward.set(DeviceType::cpu, dropout, kFloats);
 
 }  // namespace
 }  // namespace lockstep::cpu
-
-namespace lockstep {
-
-template <class Op>
-ElementwiseTable<Op>& elementwise_table() {
-  using K = typename ElementwiseTable<Op>::RowsKernel;
-  if constexpr (Op::predicate) {
-    static constinit ElementwiseTable<Op> table{K(Op::name, cpu::forward<Op>), {}};
-    return table;
-  } else if constexpr (Op::inputs == 1) {
-    static constinit ElementwiseTable<Op> table{K(Op::name, cpu::forward<Op>),
-                                                {K(Op::name, cpu::derivative<Op, 0>)}};
-    return table;
-  } else {
-    static constinit ElementwiseTable<Op> table{
-        K(Op::name, cpu::forward<Op>),
-        {K(Op::name, cpu::derivative<Op, 0>), K(Op::name, cpu::derivative<Op, 1>)}};
-    return table;
-  }
-}
-template <>
-ElementwiseTable<formulas::Where>& elementwise_table() {
-  static constinit ElementwiseTable<formulas::Where> table{
-      Kernel<void(const formulas::Where&, std::span<const Tensor* const>)>("where", cpu::where),
-      {}};
-  return table;
-}
-template <>
-ElementwiseTable<formulas::Dropout>& elementwise_table() {
-  static constinit ElementwiseTable<formulas::Dropout> table{
-      Kernel<void(const formulas::Dropout&, std::span<const Tensor* const>)>("dropout",
-                                                                             cpu::dropout),
-      {}};
-  return table;
-}
-
-namespace {
-template <class... Ops>
-constexpr auto instantiate(List<Ops...>) {
-  return std::tuple{&elementwise_table<Ops>...};
-}
-[[gnu::used]] const auto instances =
-    instantiate(formulas::DifferentiableOps() + formulas::Predicates());
-}  // namespace
-
-}  // namespace lockstep

@@ -3,11 +3,10 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <tuple>
 
+#include <lockstep/tensor/kernel.h>
 #include <lockstep/tensor/ops/formula_traits.h>
-#include <lockstep/tensor/tensor.h>
 
 namespace lockstep::cpu {
 
@@ -44,7 +43,6 @@ Row where_kernel(DType t);
 
 /// Runs a row kernel over tensors of one (broadcast) shape; operands[0] is the result.
 /// `logical_order` makes `first` the element's row-major index whatever the memory order.
-void run_rows(Row row, const void* op, std::span<const Tensor* const> operands,
-              bool logical_order = false);
+void run_rows(Row row, const void* op, const Operands& operands, bool logical_order = false);
 
 }  // namespace lockstep::cpu

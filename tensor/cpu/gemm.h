@@ -37,7 +37,7 @@ extern template void gemm(int64_t, int64_t, int64_t, MatrixRef<double>, MatrixRe
                           int64_t, bool, Epilogue<double>);
 
 /// The last two dimensions of `t`, starting at element `offset`, as a matrix gemm can read without
-/// a copy; `t` must satisfy is_matrix().
+/// a copy; `t` must satisfy detail::is_matrix().
 template <class T>
 MatrixRef<T> matrix(const Tensor& t, int64_t offset = 0) {
   const int rows = t.dim() - 2, cols = t.dim() - 1;
@@ -45,15 +45,6 @@ MatrixRef<T> matrix(const Tensor& t, int64_t offset = 0) {
   if (t.strides()[cols] == 1 || t.shape()[cols] == 1)
     return {p, std::max(t.strides()[rows], t.shape()[cols]), false};
   return {p, std::max(t.strides()[cols], t.shape()[rows]), true};
-}
-/// Whether one of the last two dimensions is dense and the other does not overlap it.
-inline bool is_matrix(const Tensor& t) {
-  const int64_t rows = t.size(-2), cols = t.size(-1), rs = t.strides()[t.dim() - 2],
-                cs = t.strides()[t.dim() - 1];
-  auto fits = [](int64_t dense, int64_t other, int64_t dense_stride, int64_t other_stride) {
-    return (dense_stride == 1 || dense == 1) && (other == 1 || other_stride >= dense);
-  };
-  return fits(cols, rows, cs, rs) || fits(rows, cols, rs, cs);
 }
 
 }  // namespace lockstep::cpu

@@ -279,12 +279,9 @@ void squared_deviations_cpu(const Tensor& y, const Tensor& x, double divisor) {
   });
 }
 
+const bool entered =
+    kernels::sum.set(DeviceType::cpu, sum_cpu, kComputed) &&
+    kernels::squared_deviations.set(DeviceType::cpu, squared_deviations_cpu, kFloats);
+
 }  // namespace
-
-namespace kernels {
-constinit Kernel<void(const Tensor&, const Tensor&, double)> sum("sum", sum_cpu);
-constinit Kernel<void(const Tensor&, const Tensor&, double)> squared_deviations(
-    "var", squared_deviations_cpu);
-}  // namespace kernels
-
 }  // namespace lockstep

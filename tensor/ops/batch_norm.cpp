@@ -19,7 +19,7 @@ namespace {
 Tensor in_order_of(const Tensor& x, const Tensor& dy) {
   if (dy.strides() == x.strides() || (x.is_contiguous() && dy.is_contiguous())) return dy;
   Tensor same = empty_like(x);
-  detail::copy_kernel(same, dy);
+  kernels::copy(same, dy);
   return same;
 }
 
@@ -95,7 +95,7 @@ struct BatchNorm {
     Tensor statistics =  // [3, C]: means, deviations, what rounding took from the means
         empty({3, x.size(1)}, {.dtype = DType::f64, .device = x.device()});
     if (by_batch) {
-      kernels::batch_norm_statistics.on(x.device())(statistics, x);
+      kernels::batch_norm_statistics(statistics, x);
       count = static_cast<double>(values_per_channel(x));
       if (shared) {
         const double own = count;
@@ -119,7 +119,7 @@ struct BatchNorm {
     running_mean = running_var = Tensor();
     saved.keep(0, statistics);
     Tensor y = empty_like(x);
-    kernels::batch_norm.on(x.device())(y, x, statistics, weight, bias, eps);
+    kernels::batch_norm(y, x, statistics, weight, bias, eps);
     return y;
   }
 
@@ -129,7 +129,7 @@ struct BatchNorm {
     if (is_grad_enabled()) return backward_by_ops(x, weight, statistics, dy_any, dx);
     const Tensor dy = in_order_of(x, dy_any);
     const Tensor sums = empty({2, x.size(1)}, {.dtype = DType::f64, .device = x.device()});
-    kernels::batch_norm_sums.on(x.device())(sums, dy, x, statistics, eps);
+    kernels::batch_norm_sums(sums, dy, x, statistics, eps);
     Tensor sums_of_all = sums;
     if (shared) {  // also where this rank needs no dx: another one may
       sums_of_all = sums.clone();
@@ -137,7 +137,7 @@ struct BatchNorm {
     }
     if (dx.needed(0)) {
       Tensor g = empty_like(x);
-      kernels::batch_norm_backward.on(x.device())(g, dy, x, statistics, sums_of_all, weight, count,
+      kernels::batch_norm_backward(g, dy, x, statistics, sums_of_all, weight, count,
                                                   eps);
       dx.set(0, std::move(g));
     }
@@ -214,5 +214,17 @@ Tensor batch_norm(const Tensor& x, Tensor running_mean, Tensor running_var, cons
                dense ? x : x.contiguous(), weight.defined() ? weight.contiguous() : weight,
                bias.defined() ? bias.contiguous() : bias);
 }
+
+namespace kernels {
+constinit Kernel<void(const Tensor&, const Tensor&)> batch_norm_statistics("batch_norm", "_statistics");
+constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                      double)>
+    batch_norm("batch_norm");
+constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, double)>
+    batch_norm_sums("batch_norm", "_sums");
+constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                      const Tensor&, double, double)>
+    batch_norm_backward("batch_norm", "_backward");
+}  // namespace kernels
 
 }  // namespace lockstep

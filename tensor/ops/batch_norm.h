@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include <lockstep/tensor/tensor.h>
+#include <lockstep/tensor/kernel.h>
 
 namespace lockstep {
 

@@ -18,7 +18,7 @@ inline Tensor empty_channels_last(const Shape& s, const Tensor& like) {
 inline Tensor channels_last(const Tensor& t) {
   if (t.is_channels_last()) return t;
   Tensor out = empty_channels_last(t.shape(), t);
-  copy_kernel(out, t);
+  kernels::copy(out, t);
   return out;
 }
 

@@ -1,6 +1,5 @@
 #include <lockstep/tensor/ops/conv2d.h>
 
-#include <lockstep/tensor/cpu/conv.h>
 #include <lockstep/tensor/op.h>
 #include <lockstep/tensor/ops/channels_last.h>
 #include <lockstep/tensor/ops/reduce.h>
@@ -9,7 +8,6 @@
 namespace lockstep {
 namespace {
 
-using cpu::ConvShape;
 using detail::channels_last, detail::empty_channels_last, detail::window_count;
 
 // A convolution is linear in both operands, and the three products close under differentiation:
@@ -24,18 +22,13 @@ struct Conv2d {
   static constexpr unsigned saves_for(int i) {
     return i == 0 ? kInput(1) : i == 1 ? kInput(0) : 0;
   }
-  static inline Kernel<void(const ConvShape&, const Tensor&, const Tensor&, const Tensor&,
-                            const Tensor&)>
-      kernel{"conv2d", cpu::conv_forward};
-  static inline Kernel<void(const ConvShape&, const Tensor&, const Tensor&, const Tensor&)>
-      weights_kernel{"conv2d", cpu::conv_backward_weights};
   ConvShape s;
 
   Tensor forward(const Tensor& x, const Tensor& w, const Tensor& bias) const {
     Tensor y = empty_channels_last({s.n, s.o, s.oh, s.ow}, x);
     if (s.n == 0) return y;
-    kernel.on(x.device())(s, channels_last(x), w.contiguous(),
-                          bias.defined() ? bias.contiguous() : bias, y);
+    kernels::conv2d(y, channels_last(x), w.contiguous(),
+                    bias.defined() ? bias.contiguous() : bias, s);
     return y;
   }
 
@@ -59,20 +52,18 @@ struct Conv2d {
   /// dw = the gradient of the weights, a sum over images: 0 for none.
   static void run_weights(const ConvShape& s, const Tensor& x, const Tensor& dy, Tensor dw) {
     if (s.n == 0) return void(dw.zero_());
-    weights_kernel.on(dy.device())(s, channels_last(x), channels_last(dy), dw);
+    kernels::conv2d_backward_weights(dw, channels_last(x), channels_last(dy), s);
   }
 };
 
 struct ConvData {
   static constexpr const char* name = "conv2d_backward_data";
   static constexpr unsigned saves_for(int i) { return i == 0 ? kInput(1) : kInput(0); }
-  static inline Kernel<void(const ConvShape&, const Tensor&, const Tensor&, const Tensor&)> kernel{
-      "conv2d", cpu::conv_backward_data};
   ConvShape s;
   Tensor forward(const Tensor& dy, const Tensor& w) const {
     Tensor dx = empty_channels_last({s.n, s.c, s.h, s.w}, dy);
     if (s.n == 0) return dx;
-    kernel.on(dy.device())(s, channels_last(dy), w.contiguous(), dx);
+    kernels::conv2d_backward_data(dx, channels_last(dy), w.contiguous(), s);
     return dx;
   }
   void backward(const Saved& saved, const Tensor& ddx, InputGradients& out) const {
@@ -156,5 +147,14 @@ Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, Conv2dO
                  " have no pixels");
   return forward(s, x, weight, bias);
 }
+
+namespace kernels {
+constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, ConvShape)>
+    conv2d("conv2d");
+constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, ConvShape)>
+    conv2d_backward_data("conv2d", "_backward_data");
+constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, ConvShape)>
+    conv2d_backward_weights("conv2d", "_backward_weights");
+}  // namespace kernels
 
 }  // namespace lockstep

@@ -2,18 +2,26 @@
 // the test for overlapping memory that in-place ops need.
 #pragma once
 
-#include <lockstep/tensor/formula.h>
-#include <lockstep/tensor/tensor.h>
+#include <lockstep/tensor/kernel.h>
 
-namespace lockstep::detail {
+namespace lockstep {
 
+namespace kernels {
 /// dst = src, element by element: src broadcasts to dst's shape and converts to its dtype as
 /// cast_element does. Any strides; the two must not overlap.
-LOCKSTEP_API void copy_kernel(const Tensor& dst, const Tensor& src);
+LOCKSTEP_API extern Kernel<void(const Tensor& dst, const Tensor& src)> copy;
+/// Copies between a device and the host's memory, both dense in the same order and of one dtype. The
+/// source may change as soon as upload has returned; download waits until dst is complete.
+LOCKSTEP_API extern Kernel<void(const Tensor& dst, const OnHost& src)> upload;
+LOCKSTEP_API extern Kernel<void(const OnHost& dst, const Tensor& src)> download;
 /// Every element of t = value, converted to t's dtype.
-LOCKSTEP_API void fill_kernel(const Tensor& t, Number value);
+LOCKSTEP_API extern Kernel<void(const Tensor& t, Number value)> fill;
+}  // namespace kernels
+
+namespace detail {
 /// Whether a and b share memory but differ in layout, so that writing to one may change elements of
 /// the other that have not been read yet.
 LOCKSTEP_API bool overlaps(const Tensor& a, const Tensor& b);
+}  // namespace detail
 
-}  // namespace lockstep::detail
+}  // namespace lockstep

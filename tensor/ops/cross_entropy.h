@@ -6,7 +6,7 @@
 #pragma once
 
 #include <lockstep/tensor/ops/reduction.h>
-#include <lockstep/tensor/tensor.h>
+#include <lockstep/tensor/kernel.h>
 
 namespace lockstep {
 
@@ -30,16 +30,16 @@ struct CrossEntropyTask {
   int64_t ignore_index;
   double label_smoothing;
 };
-/// y (f32 or f64: of target's shape for Reduction::none, else 0-d) and statistics [2, samples]: the
-/// maximum over the classes, and log(sum(exp(x - maximum))). All are row-major, target (i64, [N, ...])
-/// too. Returns the number of samples that are not ignored.
-LOCKSTEP_API extern Kernel<int64_t(const Tensor& y, const Tensor& statistics, const Tensor& logits,
-                                   const Tensor& target, CrossEntropyTask task)>
+/// y (f32 or f64: of target's shape for Reduction::none, else 0-d), statistics [2, samples]: the maximum
+/// over the classes, and log(sum(exp(x - maximum))), and divisor, 0-d: for the mean the number of samples
+/// that are not ignored, at least 1, else 1. All are row-major, target (i64, [N, ...]) too.
+LOCKSTEP_API extern Kernel<void(const Tensor& y, const Tensor& statistics, const Tensor& divisor,
+                                const Tensor& logits, const Tensor& target, CrossEntropyTask task)>
     cross_entropy;
 /// dx = (softmax(x) - target distribution) * dy / divisor, all in one pass; 0 for ignored samples. dy
 /// is row-major, of y's shape.
-LOCKSTEP_API extern Kernel<void(const Tensor& dx, const Tensor& statistics, const Tensor& logits,
-                                const Tensor& target, const Tensor& dy, double divisor,
+LOCKSTEP_API extern Kernel<void(const Tensor& dx, const Tensor& statistics, const Tensor& divisor,
+                                const Tensor& logits, const Tensor& target, const Tensor& dy,
                                 CrossEntropyTask task)>
     cross_entropy_backward;
 }  // namespace kernels

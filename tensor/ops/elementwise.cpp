@@ -10,6 +10,15 @@
 #include <lockstep/tensor/ops/elementwise_op.h>
 
 namespace lockstep {
+
+Strides elementwise::result_strides(const Shape& shape, const Operands& inputs) {
+  if (shape.dims() == 4)
+    for (const Tensor* t : inputs.all())
+      if (t->defined() && t->shape() == shape && t->is_channels_last() && !t->is_contiguous())
+        return t->strides();
+  return contiguous_strides(shape);
+}
+
 namespace {
 
 using namespace formulas;
@@ -61,12 +70,8 @@ DType clamp_dtype(const Tensor& x, Number low, Number high) {
 /// A 0-d tensor.
 Tensor tensor_of(Number n, DType t, Device device) {
   const Tensor y = empty({}, {.dtype = t, .device = device});
-  detail::fill_kernel(y, n);
+  kernels::fill(y, n);
   return y;
-}
-void check_device(const char* op, const Tensor& a, const Tensor& b) {
-  LOCKSTEP_CHECK(a.device() == b.device(), DeviceError, op, ": tensors are on ", a.device(),
-                 " and ", b.device(), "; move one with to()");
 }
 
 // ---- out of place ----
@@ -102,7 +107,6 @@ Tensor with_number(Op op, Tensor x) {
 }
 template <class Op>
 Tensor binary(Op op, const Tensor& a, const Tensor& b) {
-  check_device(Op::name, a, b);
   if (a.dtype() == b.dtype() && computes_in(Op::domain, a.dtype()) == a.dtype())
     return apply(BinaryOp<Op>{op}, a, b);
   const DType t = promoted(Op::domain, a, b);
@@ -140,7 +144,6 @@ Tensor& number_(Op op, Tensor& x) {
 template <class Op>
 Tensor& binary_(Op op, Tensor& x, Tensor other) {
   using Node = BinaryOp<Op>;
-  check_device(Op::name, x, other);
   const DType t = promoted(Op::domain, x, other);
   LOCKSTEP_CHECK(kind(t) == kind(x.dtype()), DTypeError, Op::name, "_: the result is ", t,
                  ", which ", x.dtype(), " cannot hold; use the out-of-place form");
@@ -181,10 +184,9 @@ struct WhereOp {
     b_shape = b.shape();
     const Shape shape =
         broadcast_shapes(name, condition.shape(), broadcast_shapes(name, a_shape, b_shape));
-    const Tensor* inputs[] = {&condition, &a, &b};
-    const Tensor y = empty_strided(shape, result_strides(shape, inputs), elementwise::like(a));
-    const Tensor* operands[] = {&y, &condition, &a, &b};
-    elementwise_table<Where>().forward.on(y.device())(Where{}, std::span(operands));
+    const Tensor y = empty_strided(
+        shape, elementwise::result_strides(shape, Operands(condition, a, b)), elementwise::like(a));
+    elementwise_table<Where>().forward(Operands(y, condition, a, b), Where{});
     return y;
   }
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
@@ -201,13 +203,12 @@ struct DropoutOp {
   const TensorBody* consumable = nullptr;
 
   Tensor forward(const Tensor& x) const {
-    const Tensor* inputs[] = {&x};
     const Tensor y =
         x.ref().get() == consumable
             ? x.detach()
-            : empty_strided(x.shape(), result_strides(x.shape(), inputs), elementwise::like(x));
-    const Tensor* operands[] = {&y, &x};
-    elementwise_table<Dropout>().forward.on(x.device())(op, std::span(operands));
+            : empty_strided(x.shape(), elementwise::result_strides(x.shape(), Operands(x)),
+                            elementwise::like(x));
+    elementwise_table<Dropout>().forward(Operands(y, x), op);
     return y;
   }
   void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
@@ -298,8 +299,6 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   LOCKSTEP_CHECK(condition.dtype() == DType::boolean, DTypeError,
                  "where: the condition must be bool, got ", condition.dtype(),
                  "; compare it, as in ne(x, 0)");
-  check_device("where", a, b);
-  check_device("where", a, condition);
   const DType t = promoted(Domain::any, a, b);
   return apply(WhereOp{}, condition, a.to(t), b.to(t));
 }

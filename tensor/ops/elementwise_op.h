@@ -5,7 +5,6 @@
 
 #include <memory>
 
-#include <lockstep/tensor/loops.h>
 #include <lockstep/tensor/op.h>
 #include <lockstep/tensor/ops/elementwise_table.h>
 #include <lockstep/tensor/ops/reduce.h>
@@ -14,6 +13,10 @@
 namespace lockstep::elementwise {
 
 using formulas::Probe;
+
+/// The memory order an element-wise result takes: channels-last if an input of full shape is, else
+/// row-major.
+Strides result_strides(const Shape& shape, const Operands& inputs);
 
 /// What the derivative by input I reads, found from its formula.
 template <class Op, int I>
@@ -50,20 +53,13 @@ Tensor differentiate(const Op& op, const std::array<Tensor, Op::inputs>& x, cons
     return formulas::derivative<I>(op, s, Symbol(y), Symbol(dy)).materialize(dy);
   } else {
     constexpr unsigned reads = formulas::reads<Op, I>;
-    std::array<const Tensor*, 5> operands;
-    size_t n = 1;
-    operands[n++] = &dy;
-    if constexpr (reads & Probe::kA) operands[n++] = &x[0];
-    if constexpr (reads & Probe::kB) operands[n++] = &x[1];
-    if constexpr (reads & Probe::kY) operands[n++] = &y;
-    const Tensor dx =
-        destination.defined()
-            ? destination
-            : empty_strided(dy.shape(),
-                            result_strides(dy.shape(), std::span(operands).subspan(1, n - 1)),
-                            like(dy));
-    operands[0] = &dx;
-    elementwise_table<Op>().derivative[I].on(dy.device())(op, std::span(operands).first(n));
+    Tensor dx = destination;
+    Operands operands(dx, dy);
+    if constexpr (reads & Probe::kA) operands.push_back(x[0]);
+    if constexpr (reads & Probe::kB) operands.push_back(x[1]);
+    if constexpr (reads & Probe::kY) operands.push_back(y);
+    if (!dx.defined()) dx = empty_strided(dy.shape(), result_strides(dy.shape(), operands), like(dy));
+    elementwise_table<Op>().derivative[I](operands, op);
     return dx;
   }
 }
@@ -86,12 +82,10 @@ struct UnaryOp {
     else if (x.is_contiguous())
       y = empty(x.shape(), {.dtype = dtype, .device = x.device()});
     else {
-      const Tensor* inputs[] = {&x};
-      y = empty_strided(x.shape(), result_strides(x.shape(), inputs),
+      y = empty_strided(x.shape(), result_strides(x.shape(), Operands(x)),
                         {.dtype = dtype, .device = x.device()});
     }
-    const Tensor* operands[] = {&y, &x};
-    elementwise_table<Op>().forward.on(x.device())(op, std::span(operands));
+    elementwise_table<Op>().forward(Operands(y, x), op);
     return y;
   }
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
@@ -131,11 +125,9 @@ struct BinaryOp {
       y = empty(a.shape(), options);
     else {
       const Shape shape = same ? a.shape() : broadcast_shapes(name, a.shape(), b.shape());
-      const Tensor* inputs[] = {&a, &b};
-      y = empty_strided(shape, result_strides(shape, inputs), options);
+      y = empty_strided(shape, result_strides(shape, Operands(a, b)), options);
     }
-    const Tensor* operands[] = {&y, &a, &b};
-    elementwise_table<Op>().forward.on(y.device())(op, std::span(operands));
+    elementwise_table<Op>().forward(Operands(y, a, b), op);
     return y;
   }
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {

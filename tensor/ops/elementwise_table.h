@@ -1,13 +1,10 @@
-// The kernels of an element-wise op: typed functions per device, one for the formula and one per
-// derivative. A device plug-in registers its own with set().
+// The kernels of an element-wise op: one for the formula and one per derivative.
 #pragma once
 
 #include <array>
-#include <span>
 
-#include <lockstep/tensor/device.h>
+#include <lockstep/tensor/kernel.h>
 #include <lockstep/tensor/ops/formula_traits.h>
-#include <lockstep/tensor/tensor.h>
 
 namespace lockstep {
 
@@ -25,7 +22,7 @@ inline constexpr size_t kDerivatives = [] {
 /// - derivative by input I: dy, then of the inputs and y those that formulas::reads<Op, I> names.
 template <class Op>
 struct ElementwiseTable {
-  using RowsKernel = Kernel<void(const Op& op, std::span<const Tensor* const> operands)>;
+  using RowsKernel = Kernel<void(const Operands& operands, const Op& op)>;
   RowsKernel forward;
   std::array<RowsKernel, kDerivatives<Op>> derivative;
 };
@@ -33,9 +30,5 @@ struct ElementwiseTable {
 /// The table of an op of the lists in formulas-inl.h, or of Where and Dropout.
 template <class Op>
 LOCKSTEP_API ElementwiseTable<Op>& elementwise_table();
-template <>
-LOCKSTEP_API ElementwiseTable<formulas::Where>& elementwise_table();
-template <>
-LOCKSTEP_API ElementwiseTable<formulas::Dropout>& elementwise_table();
 
 }  // namespace lockstep

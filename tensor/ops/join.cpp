@@ -31,7 +31,7 @@ struct Cat {
     int64_t start = 0;
     for (const Tensor& x : tensors) {
       parts.push_back({x.size(dim), x.dtype()});
-      detail::copy_kernel(y.narrow(dim, start, x.size(dim)), x);
+      kernels::copy(y.narrow(dim, start, x.size(dim)), x);
       start += x.size(dim);
     }
     return y;
@@ -56,7 +56,7 @@ struct Stack {
     const Tensor y = empty(shape, {.dtype = dtype, .device = tensors[0].device()});
     for (size_t i = 0; i < tensors.size(); ++i) {
       dtypes.push_back(tensors[i].dtype());
-      detail::copy_kernel(y.select(dim, static_cast<int64_t>(i)), tensors[i]);
+      kernels::copy(y.select(dim, static_cast<int64_t>(i)), tensors[i]);
     }
     return y;
   }
@@ -67,15 +67,11 @@ struct Stack {
   }
 };
 
-/// The common dtype; all on one device.
+/// The common dtype.
 DType common_dtype(const char* op, const std::vector<Tensor>& tensors) {
   LOCKSTEP_CHECK(!tensors.empty(), ValueError, op, ": needs at least one tensor");
   DType dtype = tensors[0].dtype();
-  for (const Tensor& x : tensors) {
-    LOCKSTEP_CHECK(x.device() == tensors[0].device(), DeviceError, op, ": the tensors are on ",
-                   tensors[0].device(), " and ", x.device());
-    dtype = promote(dtype, x.dtype());
-  }
+  for (const Tensor& x : tensors) dtype = promote(dtype, x.dtype());
   return dtype;
 }
 

@@ -1,7 +1,7 @@
 // layer_norm: each sample normalised over its last dimensions (Ba, Kiros and Hinton, 2016).
 #pragma once
 
-#include <lockstep/tensor/tensor.h>
+#include <lockstep/tensor/kernel.h>
 
 namespace lockstep {
 

@@ -1,49 +1,17 @@
 #include <lockstep/tensor/ops/linear.h>
 
-#include <lockstep/tensor/cpu/gemm.h>
 #include <lockstep/tensor/op.h>
 #include <lockstep/tensor/ops/elementwise.h>
 #include <lockstep/tensor/ops/matmul.h>
 #include <lockstep/tensor/ops/reduce.h>
-#include <lockstep/tensor/parallel.h>
 
 namespace lockstep {
 namespace {
-
-void linear_cpu(const Tensor& x, const Tensor& w, const Tensor& bias, bool relu, const Tensor& y) {
-  const Tensor wm = cpu::is_matrix(w) ? w : w.contiguous();
-  const Tensor b = bias.defined() ? bias.contiguous() : bias;
-  dispatch_floating("linear", x.dtype(), [&]<class T>(TypeTag<T>) {
-    cpu::MatrixRef<T> wt = cpu::matrix<T>(wm);
-    wt.transposed = !wt.transposed;
-    cpu::gemm<T>(x.size(0), w.size(0), x.size(1), cpu::matrix<T>(x), wt, y.data<T>(), w.size(0),
-                 false, {b.defined() ? b.data<T>() : nullptr, relu});
-  });
-}
-
-/// dz = 0 where y <= 0, else dy.
-void relu_backward_cpu(const Tensor& dy, const Tensor& y, const Tensor& dz) {
-  dispatch_floating("linear", dy.dtype(), [&]<class T>(TypeTag<T>) {
-    const T* __restrict g = dy.data<T>();
-    const T* __restrict result = y.data<T>();
-    T* __restrict z = dz.data<T>();
-    parallel_for(dy.numel(), 1 << 15, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const T gradient = g[i];  // read in any case: a conditional load would prevent vector code
-        z[i] = result[i] <= 0 ? T(0) : gradient;  // as relu: NaN lets dy pass
-      }
-    });
-  });
-}
 
 /// On rows: x [R, in], W [out, in], b [out]; the result has `shape`, whose rows are those.
 /// dz = dy where not y <= 0,  dx = dz W,  dW = dz^T x,  db = sum_rows dz.
 struct Linear {
   static constexpr const char* name = "linear";
-  static inline Kernel<void(const Tensor&, const Tensor&, const Tensor&, bool, const Tensor&)>
-      kernel{"linear", linear_cpu};
-  static inline Kernel<void(const Tensor&, const Tensor&, const Tensor&)> relu_backward{
-      "linear", relu_backward_cpu};
   bool relu;
   Shape shape;
   Shape rows;  // [R, out]
@@ -54,7 +22,7 @@ struct Linear {
 
   Tensor forward(const Tensor& x, const Tensor& w, const Tensor& b) const {
     Tensor y = empty(shape, {.dtype = x.dtype(), .device = x.device()});
-    kernel.on(x.device())(x, w, b, relu, y);
+    kernels::linear(y, x, w, b, relu);
     return y;
   }
 
@@ -66,28 +34,22 @@ struct Linear {
       if (dx.needed(2)) dx.set(2, dz.sum({0}));
       return;
     }
-    const TensorOptions like{.dtype = dy.dtype(), .device = dy.device()};
-    const Tensor g = dy.contiguous().view(rows);
-    const Tensor dz = relu ? empty(g.shape(), like) : g;
-    if (relu) relu_backward.on(g.device())(g, saved.output().view(rows), dz);
-    if (dx.needed(2)) {
-      const Tensor db = dx.destination(2).defined() ? dx.destination(2) : empty({g.size(1)}, like);
-      kernels::sum.on(g.device())(db.view({1, db.size(0)}), dz, 1);
-      dx.set(2, db);
-    }
-    if (dx.needed(1)) {
-      const Tensor x = saved.input(0);  // [R, in]
-      Tensor dw = dx.destination(1).defined() ? dx.destination(1)
-                                              : empty({rows[1], x.size(1)}, like);
-      detail::matmul_kernel().on(g.device())(dz.t(), x, dw);
-      dx.set(1, dw);
-    }
-    if (dx.needed(0)) {
-      const Tensor w = saved.input(1);  // [out, in]
-      Tensor din = empty({rows[0], w.size(1)}, like);
-      detail::matmul_kernel().on(g.device())(dz, w, din);
-      dx.set(0, din);
-    }
+    const TensorOptions options{.dtype = dy.dtype(), .device = dy.device()};
+    const auto place = [&](int i, const Shape& shape) {
+      if (!dx.needed(i)) return Tensor();
+      const Tensor given = dx.destination(i);
+      return given.defined() ? given : empty(shape, options);
+    };
+    const Tensor x = dx.needed(1) ? saved.input(0) : Tensor();  // [R, in]
+    const Tensor w = dx.needed(0) ? saved.input(1) : Tensor();  // [out, in]
+    const Tensor din = w.defined() ? empty({rows[0], w.size(1)}, options) : Tensor();
+    const Tensor dw = x.defined() ? place(1, {rows[1], x.size(1)}) : Tensor(),
+                 db = place(2, {rows[1]});
+    kernels::linear_backward(din, dw, db, dy.contiguous().view(rows), x, w,
+                             relu ? saved.output().view(rows) : Tensor());
+    if (db.defined()) dx.set(2, db);
+    if (dw.defined()) dx.set(1, dw);
+    if (din.defined()) dx.set(0, din);
   }
 };
 
@@ -111,10 +73,20 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, Activat
   int64_t count = 1;  // of rows; a -1 in reshape could not tell it from no features
   for (int i = 0; i + 1 < x.dim(); ++i) count *= x.shape()[i];
   const Tensor rows =
-      x.dim() == 2 && cpu::is_matrix(x) ? x : x.contiguous().reshape({count, x.size(-1)});
+      x.dim() == 2 && detail::is_matrix(x) ? x : x.contiguous().reshape({count, x.size(-1)});
   Shape shape = x.shape();
   shape[x.dim() - 1] = weight.size(0);
-  return apply(Linear{activation == Activation::relu, shape, {count, weight.size(0)}}, rows, weight, bias);
+  return apply(Linear{activation == Activation::relu, shape, {count, weight.size(0)}}, rows,
+               detail::is_matrix(weight) ? weight : weight.contiguous(),
+               bias.defined() ? bias.contiguous() : bias);
 }
+
+namespace kernels {
+constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool)> linear(
+    "linear");
+constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                      const Tensor&, const Tensor&)>
+    linear_backward("linear", "_backward");
+}  // namespace kernels
 
 }  // namespace lockstep

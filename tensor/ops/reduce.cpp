@@ -45,7 +45,7 @@ struct Sum {
     from = x.shape();
     const DType dtype = is_floating(x.dtype()) ? x.dtype() : DType::i64;
     Tensor y = empty(kept, {.dtype = dtype, .device = x.device()});
-    kernels::sum.on(x.device())(y, x, divisor);
+    kernels::sum(y, x, divisor);
     return kept == shape ? y : y.view(shape);
   }
   void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
@@ -62,7 +62,7 @@ struct Var {
   Shape dims;
   Tensor forward(const Tensor& x) {
     Tensor y = empty(kept, {.dtype = x.dtype(), .device = x.device()});
-    kernels::squared_deviations.on(x.device())(y, x, divisor);
+    kernels::squared_deviations(y, x, divisor);
     return kept == shape ? y : y.view(shape);
   }
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
@@ -151,9 +151,15 @@ Tensor argmax(const Tensor& x, int64_t dim, bool keepdim) {
   Shape kept = x.shape();
   kept[d] = 1;
   Tensor indices = empty(kept, {.dtype = DType::i64, .device = x.device()});
-  kernels::argmax.on(x.device())(indices, x, d);
+  kernels::argmax(indices, x, d);
   return keepdim ? indices : indices.squeeze(d);
 }
+
+namespace kernels {
+constinit Kernel<void(const Tensor&, const Tensor&, double)> sum("sum");
+constinit Kernel<void(const Tensor&, const Tensor&, double)> squared_deviations("var");
+constinit Kernel<void(const Tensor&, const Tensor&, int)> argmax("argmax");
+}  // namespace kernels
 
 Tensor Tensor::sum() const { return lockstep::sum(*this); }
 Tensor Tensor::sum(const Shape& dims, bool keepdim) const {

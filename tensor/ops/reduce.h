@@ -6,7 +6,7 @@
 //   auto [best, where] = max(logits, 1);         // values [N], indices [N]
 #pragma once
 
-#include <lockstep/tensor/tensor.h>
+#include <lockstep/tensor/kernel.h>
 
 namespace lockstep {
 

@@ -2,7 +2,7 @@
 // not overflow. A slice with a NaN, or of nothing but -inf, gives NaN.
 #pragma once
 
-#include <lockstep/tensor/tensor.h>
+#include <lockstep/tensor/kernel.h>
 
 namespace lockstep {
 

@@ -1,7 +1,6 @@
 #include <lockstep/tensor/ops/take_along.h>
 
 #include <lockstep/tensor/op.h>
-#include <lockstep/tensor/parallel.h>
 
 namespace lockstep {
 namespace {
@@ -14,7 +13,7 @@ struct TakeAlong {
   Tensor forward(const Tensor& x, const Tensor& indices) {
     from = x.shape();
     Tensor y = empty(indices.shape(), {.dtype = x.dtype(), .device = x.device()});
-    kernels::take_along.on(x.device())(y, x, indices, dim);
+    kernels::take_along(y, x, indices, dim);
     return y;
   }
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
@@ -29,62 +28,13 @@ struct PutAlong {
   Shape shape;
   Tensor forward(const Tensor& x, const Tensor& indices) const {
     Tensor y = zeros(shape, {.dtype = x.dtype(), .device = x.device()});
-    kernels::put_along.on(x.device())(y, x, indices, dim);
+    kernels::put_along(y, x, indices, dim);
     return y;
   }
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
     dx.set(0, take_along(dy, saved.input(1), dim));
   }
 };
-
-/// Calls f(offset in one, offset in many) for every element of `one`, whose size at `dim` is 1.
-template <class F>
-void for_each_slice(const char* op, const Tensor& one, const Tensor& many, const Tensor& indices,
-                    int dim, const F& f) {
-  const int dims = one.dim();
-  const int64_t size = dims ? many.shape()[dim] : 1, stride = dims ? many.strides()[dim] : 0;
-  const int64_t* index = indices.data<int64_t>();
-  parallel_for(one.numel(), 1 << 13, [&](int64_t begin, int64_t end) {
-    Shape place = Shape::filled(dims, 0);
-    int64_t in_one = 0, in_many = 0, in_indices = 0;
-    const auto move = [&](int d, int64_t steps) {
-      place[d] += steps;
-      in_one += steps * one.strides()[d];
-      in_many += steps * many.strides()[d];
-      in_indices += steps * indices.strides()[d];
-    };
-    int64_t rest = begin;
-    for (int d = dims; d-- > 0; rest /= one.shape()[d]) move(d, rest % one.shape()[d]);
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t k = index[in_indices];
-      LOCKSTEP_CHECK(k >= 0 && k < size, IndexError, op, ": indices are in [0, ", size,
-                     "), the size of dimension ", dim, "; got ", k);
-      f(in_one, in_many + k * stride);
-      for (int d = dims; d-- > 0;) {
-        move(d, 1);
-        if (place[d] < one.shape()[d]) break;
-        move(d, -place[d]);
-      }
-    }
-  });
-}
-
-void take_along_cpu(const Tensor& y, const Tensor& x, const Tensor& indices, int dim) {
-  dispatch("take_along", x.dtype(), [&]<class T>(TypeTag<T>) {
-    for_each_slice("take_along", y, x, indices, dim,
-                   [to = y.data<T>(), from = x.data<T>()](int64_t one, int64_t many) {
-                     to[one] = from[many];
-                   });
-  });
-}
-void put_along_cpu(const Tensor& y, const Tensor& x, const Tensor& indices, int dim) {
-  dispatch("put_along", x.dtype(), [&]<class T>(TypeTag<T>) {
-    for_each_slice("put_along", x, y, indices, dim,
-                   [to = y.data<T>(), from = x.data<T>()](int64_t one, int64_t many) {
-                     to[many] = from[one];
-                   });
-  });
-}
 
 /// Throws unless indices can pick one element of each slice of a tensor of `shape`; returns `dim`
 /// counted from the front.
@@ -113,10 +63,8 @@ Tensor put_along(const Tensor& x, const Tensor& indices, int dim, const Shape& s
 }
 
 namespace kernels {
-constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, int)> take_along("take_along",
-                                                                                    take_along_cpu);
-constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, int)> put_along("put_along",
-                                                                                   put_along_cpu);
+constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, int)> take_along("take_along");
+constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, int)> put_along("put_along");
 }  // namespace kernels
 
 }  // namespace lockstep

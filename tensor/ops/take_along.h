@@ -3,7 +3,7 @@
 // cross_entropy).
 #pragma once
 
-#include <lockstep/tensor/tensor.h>
+#include <lockstep/tensor/kernel.h>
 
 namespace lockstep {
 

@@ -3,19 +3,17 @@
 // stride in bytes.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <span>
 
-#include <lockstep/tensor/tensor.h>
+#include <lockstep/tensor/kernel.h>
 
-namespace lockstep {
+namespace lockstep::cpu {
 
 /// An element-wise traversal of up to kMaxOperands tensors of one (broadcast) shape. Operand 0 is
 /// the result. Dimensions are reordered to the result's memory order, and merged where strides
 /// allow.
 struct LoopPlan {
-  static constexpr int kMaxOperands = 5;
+  static constexpr int kMaxOperands = static_cast<int>(Operands::kMost);
   int operands = 0;
   int dims = 0;                                    // after merging; at least 1
   int64_t sizes[Shape::kMaxDims];                  // innermost first
@@ -23,8 +21,7 @@ struct LoopPlan {
   char* data[kMaxOperands];
 
   /// `keep_order` traverses in logical row-major order of the result (for random ops).
-  LOCKSTEP_API static LoopPlan make(std::span<const Tensor* const> operands,
-                                    bool keep_order = false);
+  static LoopPlan make(const Operands& operands, bool keep_order = false);
   int64_t numel() const;
 
   /// Calls row(context, pointers, byte strides, count, first) for pieces of rows that cover the
@@ -32,7 +29,7 @@ struct LoopPlan {
   /// traversal order of the piece's first element.
   using Row = void (*)(void* context, char* const* data, const int64_t* strides, int64_t count,
                        int64_t first);
-  LOCKSTEP_API void run(void* context, Row row) const;
+  void run(void* context, Row row) const;
 
   /// The same in two dimensions: `rows` rows of `count` elements, for kernels that process several
   /// short rows at a time. strides[k] are operand k's, within a row and from row to row; `count` is
@@ -42,11 +39,7 @@ struct LoopPlan {
   };
   using Block = void (*)(void* context, char* const* data, const Step* strides, int64_t count,
                          int64_t rows, int64_t first);
-  LOCKSTEP_API void run_blocks(void* context, Block block) const;
+  void run_blocks(void* context, Block block) const;
 };
 
-/// The memory order an element-wise result takes: channels-last if an input of full shape is, else
-/// row-major.
-LOCKSTEP_API Strides result_strides(const Shape& shape, std::span<const Tensor* const> inputs);
-
-}  // namespace lockstep
+}  // namespace lockstep::cpu

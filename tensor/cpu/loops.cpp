@@ -1,11 +1,11 @@
 // How a LoopPlan is made (broadcast, order, merge) and cut into pieces.
-#include <lockstep/tensor/loops.h>
+#include <lockstep/tensor/cpu/loops.h>
 
 #include <algorithm>
 
 #include <lockstep/tensor/parallel.h>
 
-namespace lockstep {
+namespace lockstep::cpu {
 namespace {
 
 constexpr int64_t kPiece = 32768;  // elements that one thread takes at a time
@@ -43,16 +43,14 @@ void merge_dims(LoopPlan& plan) {
 
 }  // namespace
 
-LoopPlan LoopPlan::make(std::span<const Tensor* const> operands, bool keep_order) {
+LoopPlan LoopPlan::make(const Operands& operands, bool keep_order) {
   LoopPlan plan;
-  LOCKSTEP_CHECK(operands.size() <= kMaxOperands, Error, "loop: ", operands.size(),
-                 " operands, at most 5");
-  const Shape& shape = operands[0]->shape();
+  const Shape& shape = operands[0].shape();
   plan.operands = static_cast<int>(operands.size());
   plan.dims = shape.dims();
   for (int d = 0; d < plan.dims; ++d) plan.sizes[d] = shape[plan.dims - 1 - d];
   for (int k = 0; k < plan.operands; ++k) {
-    const Tensor& t = *operands[static_cast<size_t>(k)];
+    const Tensor& t = operands[static_cast<size_t>(k)];
     plan.data[k] = static_cast<char*>(t.data_ptr());
     const int64_t bytes = static_cast<int64_t>(size_of(t.dtype()));
     LOCKSTEP_CHECK(t.dim() <= plan.dims, ShapeError, "loop: ", t.shape(), " does not broadcast to ",
@@ -136,12 +134,4 @@ void LoopPlan::run(void* context, Row row) const {
   });
 }
 
-Strides result_strides(const Shape& shape, std::span<const Tensor* const> inputs) {
-  if (shape.dims() == 4)
-    for (const Tensor* t : inputs)
-      if (t->defined() && t->shape() == shape && t->is_channels_last() && !t->is_contiguous())
-        return t->strides();
-  return contiguous_strides(shape);
-}
-
-}  // namespace lockstep
+}  // namespace lockstep::cpu

@@ -1,7 +1,7 @@
 // Two kinds of blocks. Small ones come from malloc, whose per-thread cache is fast. Large ones,
 // which malloc would return to the system and page in again each step, are kept in one free list
 // per size class (four classes per power of two, so at most a quarter of a block is unused).
-#include <lockstep/tensor/allocator.h>
+#include <lockstep/tensor/cpu/allocator.h>
 
 #include <pthread.h>
 
@@ -13,9 +13,8 @@
 #include <utility>
 
 #include <lockstep/tensor/error.h>
-#include <lockstep/tensor/storage.h>
 
-namespace lockstep {
+namespace lockstep::cpu {
 namespace {
 
 constexpr size_t kAlign = 64;
@@ -65,8 +64,6 @@ void count_active(int64_t by) {
 }
 
 }  // namespace
-
-namespace cpu {
 
 void* allocate(size_t bytes) {
   void* block = nullptr;
@@ -120,8 +117,6 @@ void deallocate(void* block, size_t bytes) noexcept {
   list = new (block) FreeBlock{list};
 }
 
-}  // namespace cpu
-
 MemoryStats memory_stats() { return {active, peak, cached, system_requests}; }
 void reset_peak_memory() { peak = active.load(); }
 void empty_cache() {
@@ -132,17 +127,4 @@ void empty_cache() {
   cached = 0;
 }
 
-Ref<Storage> Storage::allocate(size_t bytes, Device device) {
-  LOCKSTEP_CHECK(device.is_cpu(), DeviceError, "allocate: no allocator is loaded for ", device);
-  return Ref<Storage>(new Storage(cpu::allocate(bytes), bytes, device));
-}
-Storage::Storage(void* data, size_t bytes, Device device, std::function<void()> release)
-    : data_(data), bytes_(bytes), device_(device), release_(release ? std::move(release) : [] {}) {}
-Storage::~Storage() {
-  if (release_)
-    release_();
-  else
-    cpu::deallocate(data_, bytes_);
-}
-
-}  // namespace lockstep
+}  // namespace lockstep::cpu
