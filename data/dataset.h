@@ -45,7 +45,8 @@ class GeneratorScope {
   GeneratorScope() : before_(default_generator()), outer_(std::exchange(innermost_, this)) {}
   ~GeneratorScope() {
     Generator& generator = default_generator();
-    if (outer_) before_.stream = std::max(before_.stream, generator.stream + 1);
+    if (outer_)
+      before_.state().stream = std::max(before_.state().stream, generator.state().stream + 1);
     generator = before_;
     innermost_ = outer_;
   }

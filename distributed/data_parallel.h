@@ -43,10 +43,10 @@ class ForwardScope {
  public:
   ForwardScope(Reducer& reducer, int rank, bool training) : reducer_(reducer) {
     reducer_.forward_starts(training);
-    stream_before_ = std::exchange(default_generator().stream, static_cast<uint64_t>(rank));
+    stream_before_ = std::exchange(default_generator().state().stream, static_cast<uint64_t>(rank));
   }
   ~ForwardScope() {
-    default_generator().stream = stream_before_;
+    default_generator().state().stream = stream_before_;
     reducer_.forward_ends();
   }
   ForwardScope(const ForwardScope&) = delete;

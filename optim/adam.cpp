@@ -1,9 +1,5 @@
 #include <lockstep/optim/adam.h>
 
-#include <cmath>
-
-#include <lockstep/optim/kernels.h>
-
 namespace lockstep::optim {
 
 template <bool decoupled>
@@ -25,15 +21,11 @@ void AdamBase<decoupled>::check_options(int group) const {
 }
 
 template <bool decoupled>
-Update AdamBase<decoupled>::update(int group, const Optimizer::Param& p) const {
-  const Options& o = this->options(group);
-  const auto t = static_cast<double>(p.steps + 1);
-  const double correction1 = 1 - std::pow(o.betas[0], t), correction2 = 1 - std::pow(o.betas[1], t);
-  const kernels::Rows rows = o.amsgrad ? kernels::table().adam_amsgrad : kernels::table().adam;
-  return {rows.f32,
-          rows.f64,
-          {o.lr / correction1, 1 / std::sqrt(correction2), o.betas[0], o.betas[1], o.eps,
-           decoupled ? 0 : o.weight_decay, decoupled ? 1 - o.lr * o.weight_decay : 1}};
+void AdamBase<decoupled>::update(int group, const ParameterUpdates& updates) const {
+  if constexpr (decoupled)
+    kernels::adamw(updates, this->cell(group));
+  else
+    kernels::adam(updates, this->cell(group));
 }
 
 template <bool decoupled>
@@ -53,3 +45,10 @@ template class AdamBase<false>;
 template class AdamBase<true>;
 
 }  // namespace lockstep::optim
+
+namespace lockstep::kernels {
+constinit Kernel<void(const optim::ParameterUpdates&, const Ref<Cell<optim::AdamOptions>>&)> adam(
+    "Adam", " step");
+constinit Kernel<void(const optim::ParameterUpdates&, const Ref<Cell<optim::AdamWOptions>>&)> adamw(
+    "AdamW", " step");
+}  // namespace lockstep::kernels

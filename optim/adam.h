@@ -30,7 +30,7 @@ class LOCKSTEP_API AdamBase : public GroupedOptimizer<AdamBaseOptions<decoupled>
       : AdamBase({{std::move(params), options}}) {}
 
  protected:
-  Update update(int group, const Optimizer::Param& p) const override;
+  void update(int group, const ParameterUpdates& updates) const override;
   int states(int group) const override { return this->options(group).amsgrad ? 3 : 2; }
   std::vector<std::string> state_names() const override {
     return {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
@@ -49,3 +49,13 @@ struct AdamW final : AdamBase<true> {
 };
 
 }  // namespace lockstep::optim
+
+namespace lockstep::kernels {
+// States m and v, and with amsgrad the largest v so far.
+LOCKSTEP_API extern Kernel<void(const optim::ParameterUpdates& updates,
+                                const Ref<Cell<optim::AdamOptions>>& options)>
+    adam;
+LOCKSTEP_API extern Kernel<void(const optim::ParameterUpdates& updates,
+                                const Ref<Cell<optim::AdamWOptions>>& options)>
+    adamw;
+}  // namespace lockstep::kernels

@@ -1,19 +1,11 @@
-// FusedOptimizer: an optimizer whose update is the same formula for every element. All parameters
-// are updated in one pass over memory: one parallel loop over fixed blocks of all tensors, whatever
-// their number and size.
+// FusedOptimizer: an optimizer whose update is the same formula for every element. All parameters of a
+// group are updated by one call of a kernel, in one pass over memory, whatever their number and size.
 #pragma once
 
 #include <lockstep/optim/optimizer.h>
+#include <lockstep/optim/update.h>
 
 namespace lockstep::optim {
-
-/// One parameter's update. A row function changes elements [begin, end) of arrays that are
-/// traversed alike: parameter, gradient, states, all of one element type.
-struct Update {
-  using Row = void (*)(const double* constants, void* const* arrays, int64_t begin, int64_t end);
-  Row f32, f64;
-  std::array<double, 8> constants;
-};
 
 class LOCKSTEP_API FusedOptimizer : public Optimizer {
  public:
@@ -25,34 +17,30 @@ class LOCKSTEP_API FusedOptimizer : public Optimizer {
  protected:
   using Optimizer::Optimizer;
   int states(int group) const override = 0;
-  /// The next update of this parameter: its p.steps + 1-th.
-  virtual Update update(int group, const Param& p) const = 0;
-
- private:
-  struct Pass;
+  /// Calls the kernel, with the options of the group.
+  virtual void update(int group, const ParameterUpdates& updates) const = 0;
 };
 
-/// A FusedOptimizer with one Options per group.
+/// A FusedOptimizer with one Options per group, in memory that kernels read.
 template <class Options>
 class LOCKSTEP_API GroupedOptimizer : public FusedOptimizer {
  public:
   /// The group's options, to be read or changed; step() throws ValueError for what makes no sense.
   /// For the rate beside schedules see set_lr(). IndexError: no such group.
-  Options& options(int group = 0) {
-    LOCKSTEP_CHECK(group >= 0 && group < groups(), IndexError, "options: there is no group ", group,
-                   ", only ", groups());
-    return options_[static_cast<size_t>(group)];
-  }
-  const Options& options(int group = 0) const {
-    return const_cast<GroupedOptimizer*>(this)->options(group);
-  }
+  Options& options(int group = 0) { return cell(group)->value; }
+  const Options& options(int group = 0) const { return cell(group)->value; }
 
  protected:
   explicit GroupedOptimizer(std::vector<ParamGroup<Options>> groups)
       : FusedOptimizer(tensors(groups)) {
-    for (auto& g : groups) options_.push_back(g.options);
+    for (auto& g : groups) options_.push_back(make_ref<Cell<Options>>(g.options));
   }
-  double& lr_of(int group) override { return options_[static_cast<size_t>(group)].lr; }
+  const Ref<Cell<Options>>& cell(int group) const {
+    LOCKSTEP_CHECK(group >= 0 && group < groups(), IndexError, "options: there is no group ", group,
+                   ", only ", groups());
+    return options_[static_cast<size_t>(group)];
+  }
+  double& lr_of(int group) override { return options(group).lr; }
 
  private:
   static std::vector<std::vector<Tensor>> tensors(std::vector<ParamGroup<Options>>& groups) {
@@ -61,7 +49,7 @@ class LOCKSTEP_API GroupedOptimizer : public FusedOptimizer {
     return all;
   }
 
-  std::vector<Options> options_;
+  std::vector<Ref<Cell<Options>>> options_;
 };
 
 }  // namespace lockstep::optim

@@ -26,7 +26,7 @@ Optimizer::Optimizer(std::vector<std::vector<Tensor>> groups)
       const auto [first, fresh] = group_of.emplace(t.ref().get(), g);
       LOCKSTEP_CHECK(fresh, ValueError, "optimizer: parameter ", i, " of group ", g, ", of shape ",
                      t.shape(), ", is listed twice, first in group ", first->second);
-      params_.push_back({std::move(t), static_cast<int>(g), 0, {}});
+      params_.push_back({std::move(t), static_cast<int>(g)});
     }
   LOCKSTEP_CHECK(!params_.empty(), ValueError, "optimizer: there are no parameters");
 }
@@ -100,9 +100,9 @@ NamedTensors Optimizer::state_dict() const {
   const auto names = state_names();
   for (size_t i = 0; i < params_.size(); ++i) {
     const Param& p = params_[i];
-    if (p.steps == 0) continue;
+    if (p.steps() == 0) continue;
     const std::string prefix = str_cat("state.", i, ".");
-    dict.emplace_back(prefix + "step", number(static_cast<double>(p.steps)));
+    dict.emplace_back(prefix + "step", number(static_cast<double>(p.steps())));
     for (size_t s = 0; s < names.size(); ++s)
       if (p.state[s].defined()) dict.emplace_back(prefix + names[s], p.state[s].clone());
   }
@@ -194,16 +194,17 @@ void Optimizer::load_state_dict(const NamedTensors& state) {
     const std::string prefix = str_cat("state.", i, ".");
     const Tensor step = take(prefix + "step");
     const double steps = step.defined() ? number_of(prefix + "step", step) : 0;
+    p.count = make_ref<Cell<UpdateCount>>();
     if (!(steps >= 0 && steps <= 0x1p53 && steps == std::floor(steps)))
       misfits.wrong.push_back(str_cat(prefix, "step (not a count: ", steps, ")"));
     else
-      p.steps = static_cast<int64_t>(steps);
+      p.count->value.steps = static_cast<int64_t>(steps);
     for (size_t s = 0; s < names.size(); ++s) {
       const std::string name = prefix + names[s];
       const Tensor t = take(name);
       p.state[s] = Tensor();
       if (!t.defined()) {
-        if (p.steps > 0 && s < needed[static_cast<size_t>(p.group)])
+        if (p.steps() > 0 && s < needed[static_cast<size_t>(p.group)])
           misfits.missing.push_back(name);
       } else if (t.shape() != p.tensor.shape()) {
         misfits.misshapen.push_back(
@@ -215,6 +216,7 @@ void Optimizer::load_state_dict(const NamedTensors& state) {
         if (!step.defined()) misfits.missing.push_back(prefix + "step");
       }
     }
+    p.count->value.fresh = !p.state[0].defined();
   }
   for (auto& [name, t] : given) misfits.unexpected.push_back(name);
   LOCKSTEP_CHECK(misfits.names_fit() && misfits.values_fit(), ValueError,

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include <lockstep/optim/update.h>
 #include <lockstep/tensor/safetensors.h>
 
 namespace lockstep::optim {
@@ -64,12 +65,13 @@ class LOCKSTEP_API Optimizer {
   void load_state_dict(const NamedTensors& state);
 
  protected:
-  static constexpr int kMaxState = 3;
+  static constexpr int kMaxState = ParameterUpdates::kMaxState;
   struct Param {
     Tensor tensor;
     int group;
-    int64_t steps = 0;                    // updates this parameter has had
-    std::array<Tensor, kMaxState> state;  // undefined until the first
+    Ref<Cell<UpdateCount>> count = make_ref<Cell<UpdateCount>>();
+    std::array<Tensor, kMaxState> state = {};  // undefined until the first update
+    int64_t steps() const { return count->value.steps; }
   };
   /// Leaves, each once, and at least one in all; else ValueError.
   explicit Optimizer(std::vector<std::vector<Tensor>> groups);

@@ -1,7 +1,5 @@
 #include <lockstep/optim/sgd.h>
 
-#include <lockstep/optim/kernels.h>
-
 namespace lockstep::optim {
 
 SGD::SGD(std::vector<ParamGroup<SGDOptions>> all) : GroupedOptimizer(std::move(all)) {
@@ -20,15 +18,8 @@ void SGD::check_options(int group) const {
                        o.dampening);
 }
 
-Update SGD::update(int group, const Param& p) const {
-  const SGDOptions& o = options(group);
-  const kernels::Table& t = kernels::table();
-  const kernels::Rows rows = states(group) == 0 ? t.sgd
-                             : o.nesterov       ? t.sgd_nesterov
-                                                : t.sgd_momentum;
-  // The buffer starts as zeros, so that an undampened first update makes it the gradient itself.
-  const bool first = !p.state[0].defined();
-  return {rows.f32, rows.f64, {o.lr, o.weight_decay, o.momentum, first ? 1 : 1 - o.dampening}};
+void SGD::update(int group, const ParameterUpdates& updates) const {
+  kernels::sgd(updates, cell(group));
 }
 
 void SGD::visit_options(int group, const OptionVisitor& visit) {
@@ -43,3 +34,8 @@ void SGD::visit_options(int group, const OptionVisitor& visit) {
 }
 
 }  // namespace lockstep::optim
+
+namespace lockstep {
+constinit Kernel<void(const optim::ParameterUpdates&, const Ref<Cell<optim::SGDOptions>>&)>
+    kernels::sgd("SGD", " step");
+}  // namespace lockstep

@@ -21,7 +21,7 @@ class LOCKSTEP_API SGD final : public GroupedOptimizer<SGDOptions> {
   SGD(std::vector<Tensor> params, SGDOptions options);
 
  protected:
-  Update update(int group, const Param& p) const override;
+  void update(int group, const ParameterUpdates& updates) const override;
   int states(int group) const override { return options(group).momentum != 0; }
   std::vector<std::string> state_names() const override { return {"momentum_buffer"}; }
   void check_options(int group) const override;
@@ -29,3 +29,9 @@ class LOCKSTEP_API SGD final : public GroupedOptimizer<SGDOptions> {
 };
 
 }  // namespace lockstep::optim
+
+namespace lockstep::kernels {
+LOCKSTEP_API extern Kernel<void(const optim::ParameterUpdates& updates,
+                                const Ref<Cell<optim::SGDOptions>>& options)>
+    sgd;
+}  // namespace lockstep::kernels

@@ -16,7 +16,6 @@
 namespace lockstep {
 
 enum class DType : uint8_t { f32, f64, f16, bf16, i64, i32, u8, boolean };
-inline constexpr int kDTypes = 8;
 
 constexpr size_t size_of(DType t) {
   switch (t) {
@@ -85,6 +84,14 @@ constexpr DType promote(DType a, DType b) {
   };
   return rank(a) > rank(b) ? a : b;
 }
+
+/// Bits of the fraction of a floating type, its leading 1 included: whole numbers up to 2 to this power
+/// are exact.
+template <class T>
+inline constexpr int fraction_bits = std::is_same_v<T, double>  ? 53
+                                     : std::is_same_v<T, float> ? 24
+                                     : std::is_same_v<T, Half>  ? 11
+                                                                : 8;
 
 template <class T>
 struct TypeTag {

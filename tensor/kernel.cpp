@@ -49,8 +49,8 @@ std::string kernel_table() {
       const DTypes dtypes = kernel->dtypes(static_cast<DeviceType>(type));
       if (!dtypes) continue;
       text += str_cat("  ", static_cast<DeviceType>(type), ":");
-      for (int t = 0; t < kDTypes; ++t)
-        if (dtypes & only(static_cast<DType>(t))) text += str_cat(" ", static_cast<DType>(t));
+      for (int t = 0; dtypes >> t; ++t)
+        if (dtypes >> t & 1) text += str_cat(" ", static_cast<DType>(t));
     }
     text += '\n';
   }

@@ -20,12 +20,15 @@ namespace lockstep {
 
 /// A set of dtypes, one bit each.
 using DTypes = unsigned;
+namespace dtypes {
 constexpr DTypes only(DType t) { return 1u << static_cast<int>(t); }
 inline constexpr DTypes kFloats = only(DType::f32) | only(DType::f64);
-inline constexpr DTypes kIntegers = only(DType::i64) | only(DType::i32) | only(DType::u8);
-inline constexpr DTypes kNumbers = kFloats | kIntegers;
+inline constexpr DTypes kNumbers =
+    kFloats | only(DType::i64) | only(DType::i32) | only(DType::u8);
 inline constexpr DTypes kComputed = kNumbers | only(DType::boolean);
-inline constexpr DTypes kAllDTypes = kComputed | only(DType::f16) | only(DType::bf16);
+inline constexpr DTypes kFloating = kFloats | only(DType::f16) | only(DType::bf16);
+inline constexpr DTypes kAll = kComputed | kFloating;
+}  // namespace dtypes
 
 /// What all kernels have in common: a name and, per device type, a function and the dtypes it takes.
 class LOCKSTEP_API KernelEntry {
@@ -111,6 +114,8 @@ class Operands {
 /// A tensor in the host's memory, whatever device the kernel runs on: the other side of a transfer.
 struct OnHost {
   Tensor tensor;
+  template <class F>
+  void each_tensor(const F&) const {}  // none that says which device
 };
 
 /// Host memory that kernels read when they run: what changes from step to step (a learning rate, a
@@ -126,16 +131,19 @@ namespace detail {
 
 LOCKSTEP_API extern thread_local constinit KernelRecorder* kernel_recorder;
 
-/// How an argument is kept, and what it says about devices.
+/// How an argument is kept, passed again, and which tensors it names.
 template <class A>
 struct KernelArgument {
+  static constexpr bool lists_tensors = requires(const A& a) { a.each_tensor([](const Tensor&) {}); };
+  static_assert(lists_tensors || (std::is_trivially_copyable_v<A> && !std::is_pointer_v<A>),
+                "an argument of a kernel is a Tensor, Operands, OnHost, a Ref<Cell<T>>, a plain value, "
+                "or a class with each_tensor(f), so that the call can be kept");
   using Kept = A;
-  static_assert(std::is_trivially_copyable_v<A> && !std::is_pointer_v<A>,
-                "an argument of a kernel is a Tensor, Operands, OnHost, a Ref<Cell<T>> or a plain "
-                "value, so that the call can be kept");
   static const A& pass(const A& kept) { return kept; }
   template <class F>
-  static void each_tensor(const A&, const F&) {}
+  static void each_tensor(const A& a, const F& f) {
+    if constexpr (lists_tensors) a.each_tensor(f);
+  }
 };
 template <>
 struct KernelArgument<Tensor> {
@@ -144,20 +152,6 @@ struct KernelArgument<Tensor> {
   template <class F>
   static void each_tensor(const Tensor& t, const F& f) {
     if (t.defined()) f(t);
-  }
-};
-template <>
-struct KernelArgument<Operands> {
-  struct Kept {
-    std::vector<Tensor> tensors;
-    Kept(const Operands& o) {  // NOLINT: implicit
-      for (const Tensor* t : o.all()) tensors.push_back(*t);
-    }
-  };
-  static Operands pass(const Kept& kept) { return Operands(std::span(kept.tensors)); }
-  template <class F>
-  static void each_tensor(const Operands& o, const F& f) {
-    for (const Tensor* t : o.all()) f(*t);
   }
 };
 template <>
@@ -171,11 +165,18 @@ struct KernelArgument<std::vector<Tensor>> {
   }
 };
 template <>
-struct KernelArgument<OnHost> {
-  using Kept = OnHost;
-  static const OnHost& pass(const OnHost& kept) { return kept; }
+struct KernelArgument<Operands> {
+  using Kept = std::vector<Tensor>;
+  static Kept keep(const Operands& o) {
+    Kept tensors;
+    for (const Tensor* t : o.all()) tensors.push_back(*t);
+    return tensors;
+  }
+  static Operands pass(const Kept& kept) { return Operands(std::span(kept)); }
   template <class F>
-  static void each_tensor(const OnHost&, const F&) {}
+  static void each_tensor(const Operands& o, const F& f) {
+    for (const Tensor* t : o.all()) f(*t);
+  }
 };
 template <class T>
 struct KernelArgument<Ref<Cell<T>>> {
@@ -184,6 +185,15 @@ struct KernelArgument<Ref<Cell<T>>> {
   template <class F>
   static void each_tensor(const Kept&, const F&) {}
 };
+
+/// The argument as it is kept.
+template <class A>
+typename KernelArgument<A>::Kept keep(const A& a) {
+  if constexpr (requires { KernelArgument<A>::keep(a); })
+    return KernelArgument<A>::keep(a);
+  else
+    return a;
+}
 
 }  // namespace detail
 
@@ -237,7 +247,8 @@ class Kernel<void(Args...)> final : public KernelEntry {
       ~Restore() { detail::kernel_recorder = recorder; }
     } restore{&recorder};
     f(args...);
-    recorder.called(*this, [f, kept = std::tuple<typename Argument<Args>::Kept...>(args...)] {
+    recorder.called(*this, [f, kept = std::tuple<typename Argument<Args>::Kept...>(
+                                   detail::keep<std::remove_cvref_t<Args>>(args)...)] {
       std::apply([f](const auto&... k) { f(Argument<Args>::pass(k)...); }, kept);
     });
   }

@@ -7,7 +7,7 @@
 #include <array>
 #include <cstdint>
 
-#include <lockstep/tensor/tensor.h>
+#include <lockstep/tensor/kernel.h>
 
 namespace lockstep {
 
@@ -43,13 +43,38 @@ struct RandomKey {
   static double uniform64(uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1p-53; }
 };
 
-struct LOCKSTEP_API Generator {
+struct LOCKSTEP_API GeneratorState {
   uint64_t seed = 0;
   uint64_t offset = 0;  // one per draw; together with the seed the whole state
   /// Mixed into the seed. DDP sets the rank here, so that ranks draw different masks.
   uint64_t stream = 0;
 
+  bool operator==(const GeneratorState&) const = default;
+  /// The key of the next draw.
   RandomKey next();
+};
+
+/// A generator is a value: a copy is a snapshot, and assignment sets the state. The state is in memory
+/// that kernels read, so that a recorded draw that is made again gives the numbers that follow.
+class LOCKSTEP_API Generator {
+ public:
+  Generator(GeneratorState state = {})  // NOLINT: implicit
+      : cell_(make_ref<Cell<GeneratorState>>(state)) {}
+  Generator(const Generator& other) : Generator(other.state()) {}
+  Generator& operator=(const Generator& other) { return *this = other.state(); }
+  Generator& operator=(const GeneratorState& state) {
+    cell_->value = state;
+    return *this;
+  }
+
+  GeneratorState& state() { return cell_->value; }
+  const GeneratorState& state() const { return cell_->value; }
+  RandomKey next() { return state().next(); }
+  /// The key of the next draw as a kernel takes it.
+  Ref<Cell<RandomKey>> draw();
+
+ private:
+  Ref<Cell<GeneratorState>> cell_;
 };
 
 /// This thread's generator, used where an op is given none.
@@ -87,5 +112,19 @@ LOCKSTEP_API Tensor randint(int64_t low, int64_t high, const Shape& shape,
 
 /// A random order of 0 .. n-1 that depends on the key alone (Fisher-Yates). ValueError for n < 0.
 LOCKSTEP_API std::vector<int64_t> random_permutation(int64_t n, RandomKey key);
+
+namespace kernels {
+/// key = the next of the generator, which goes on.
+LOCKSTEP_API extern Kernel<void(const Ref<Cell<RandomKey>>& key,
+                                const Ref<Cell<GeneratorState>>& generator)>
+    draw_key;
+/// Every element of the floating t (row-major): uniform in [0, 1), and normal, as rand and randn say.
+LOCKSTEP_API extern Kernel<void(const Tensor& t, const Ref<Cell<RandomKey>>& key)> rand;
+LOCKSTEP_API extern Kernel<void(const Tensor& t, const Ref<Cell<RandomKey>>& key)> randn;
+/// Every element of t (row-major, any dtype but bool): low plus a whole number in [0, range).
+LOCKSTEP_API extern Kernel<void(const Tensor& t, int64_t low, uint64_t range,
+                                const Ref<Cell<RandomKey>>& key)>
+    randint;
+}  // namespace kernels
 
 }  // namespace lockstep

@@ -110,7 +110,7 @@ inline Bits bits(const dist::Checkpoint& run, bool own_loss = false) {
     if (own_loss || part.name() != "last_loss")
       for (const auto& [name, t] : part.state())
         all[part.name() + "." + name] = t.to_vector<double>();
-  const Generator& g = default_generator();
+  const GeneratorState& g = default_generator().state();
   all["generator"] = {static_cast<double>(g.seed), static_cast<double>(g.offset),
                       static_cast<double>(g.stream)};
   return all;

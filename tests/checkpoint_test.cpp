@@ -312,7 +312,7 @@ TEST_CASE("load_checkpoint: each rank's generator again; on other ranks no draw 
   const auto save = [&](bool one_seed) {
     on_ranks(2, [&, one_seed](dist::Group group) {
       manual_seed(one_seed ? 5 : 5 + static_cast<uint64_t>(group.rank()));
-      default_generator().offset = 10 + static_cast<uint64_t>(group.rank());
+      default_generator().state().offset = 10 + static_cast<uint64_t>(group.rank());
       dist::save_checkpoint(folder / "run", {group, {}});
     });
   };
@@ -321,8 +321,8 @@ TEST_CASE("load_checkpoint: each rank's generator again; on other ranks no draw 
     on_ranks(size, [&](dist::Group group) {
       manual_seed(70 + static_cast<uint64_t>(group.rank()));
       require(dist::load_checkpoint(folder / "run", {group, {}}), "it is there");
-      all[static_cast<size_t>(group.rank())] = {default_generator().seed,
-                                                default_generator().offset};
+      all[static_cast<size_t>(group.rank())] = {default_generator().state().seed,
+                                                default_generator().state().offset};
     });
     return all;
   };

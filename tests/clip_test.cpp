@@ -33,7 +33,7 @@ TEST_CASE("norms and clipped gradients equal PyTorch's") {
       const std::string key = std::string("clip.") + text + "." + limit;
       CAPTURE(key);
       const auto params = with_gradients(golden, false);
-      const double norm = optim::clip_grad_norm_(params, max_norm, {.norm_type = norm_type});
+      const double norm = optim::clip_grad_norm_(params, max_norm, {.norm_type = norm_type}).item<double>();
       CHECK(std::abs(norm - golden[key + ".norm"].item<double>()) < 1e-12 * norm);
       CHECK(difference(params[0].grad(), golden[key + ".0"]) < 1e-14);
       CHECK(difference(params[2].grad(), golden[key + ".2"]) < 1e-14);
@@ -55,13 +55,13 @@ TEST_CASE("f32, large and strided gradients; the norm does not depend on threads
   for (double v : g.to_vector<double>()) exact += v * v;
   exact = std::sqrt(exact);
   set_num_threads(2);
-  const double two = optim::clip_grad_norm_({w}, 1e9);
+  const double two = optim::clip_grad_norm_({w}, 1e9).item<double>();
   set_num_threads(1);
-  const double one = optim::clip_grad_norm_({w}, 1e9);
+  const double one = optim::clip_grad_norm_({w}, 1e9).item<double>();
   CHECK(one == two);
   CHECK(std::abs(one - exact) < 1e-6 * exact);
   optim::clip_grad_norm_({w}, 1);
-  CHECK(std::abs(optim::clip_grad_norm_({w}, 1) - 1) < 1e-5);
+  CHECK(std::abs(optim::clip_grad_norm_({w}, 1).item<double>() - 1) < 1e-5);
 }
 
 TEST_CASE("clip_grad_norm_: gradients of any magnitude keep their norm and direction") {
@@ -91,7 +91,7 @@ TEST_CASE("clip_grad_norm_: gradients of any magnitude keep their norm and direc
         p.set_grad(gappy ? g.slice(0, {.step = 2}) : g.narrow(0, 0, n));
         const double given = p.grad()[0].item<double>();  // size, rounded
         const double want = given * (std::isinf(norm_type) ? 1 : std::pow(n, 1 / norm_type));
-        const double norm = optim::clip_grad_norm_({p}, max_norm, {.norm_type = norm_type});
+        const double norm = optim::clip_grad_norm_({p}, max_norm, {.norm_type = norm_type}).item<double>();
         CHECK((std::isinf(want) || std::abs(norm / want - 1) < 1e-6));
         // The same direction: divided by the norm, to which 1e-6 is added.
         const auto exact = static_cast<long double>(given) *
@@ -107,8 +107,8 @@ TEST_CASE("clip_grad_norm_: gradients of any magnitude keep their norm and direc
 
 TEST_CASE("no gradients, and norms that are not finite") {
   Tensor w = zeros({2}).requires_grad_();
-  CHECK(optim::clip_grad_norm_({w}, 1) == 0);
-  CHECK(optim::clip_grad_norm_({}, 1) == 0);
+  CHECK(optim::clip_grad_norm_({w}, 1).item<double>() == 0);
+  CHECK(optim::clip_grad_norm_({}, 1).item<double>() == 0);
   for (const double bad : {double(NAN), double(INFINITY)})
     for (const double norm_type : {2.0, 1.0, 3.0, double(INFINITY)}) {
       w.set_grad(tensor<float>({1, static_cast<float>(bad)}));
@@ -116,7 +116,8 @@ TEST_CASE("no gradients, and norms that are not finite") {
           optim::clip_grad_norm_({w}, 1, {.norm_type = norm_type, .error_if_nonfinite = true}),
           ValueError);
       CHECK(w.grad()[0].item<float>() == 1);
-      const double norm = optim::clip_grad_norm_({w}, 1, {.norm_type = norm_type});
+      const double norm =
+          optim::clip_grad_norm_({w}, 1, {.norm_type = norm_type}).item<double>();
       CHECK(std::isnan(norm) == std::isnan(bad));
       CHECK(!std::isfinite(norm));
     }

@@ -13,7 +13,7 @@ using namespace lockstep;
 TEST_CASE("elements are dropped with probability p, and the others scaled") {
   for (DType t : {DType::f32, DType::f64})
     for (double p : {0.1, 0.5, 0.9}) {
-      Generator generator{.seed = 7};
+      Generator generator({.seed = 7});
       const int n = 200000;
       const std::vector<double> y =
           dropout(ones({n}, {.dtype = t}), p, true, generator).to_vector<double>();
@@ -32,7 +32,7 @@ TEST_CASE("elements are dropped with probability p, and the others scaled") {
 }
 
 TEST_CASE("each element's number is the generator's, by its index") {
-  Generator generator{.seed = 3, .offset = 5, .stream = 2};
+  Generator generator({.seed = 3, .offset = 5, .stream = 2});
   const RandomKey key = Generator(generator).next();
   const int n = 1037;
   const std::vector<double> y = dropout(ones({n}), 0.4, true, generator).to_vector<double>();
@@ -56,7 +56,7 @@ TEST_CASE("backward finds the same mask, once recorded too") {
 
 TEST_CASE("the mask does not depend on memory order, threads or pieces") {
   auto mask = [](const Tensor& x) {
-    Generator generator{.seed = 11};
+    Generator generator({.seed = 11});
     return dropout(x, 0.5, true, generator).to_vector<double>();
   };
   const Tensor plain = ones({3, 8, 61, 47});
@@ -73,7 +73,7 @@ TEST_CASE("the mask does not depend on memory order, threads or pieces") {
 }
 
 TEST_CASE("draws differ, training off and p = 0 change nothing, p = 1 drops all") {
-  Generator generator{.seed = 1};
+  Generator generator({.seed = 1});
   const Tensor x = ones({64});
   CHECK(dropout(x, 0.5, true, generator).to_vector<double>() !=
         dropout(x, 0.5, true, generator).to_vector<double>());

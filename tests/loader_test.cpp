@@ -272,8 +272,8 @@ TEST_CASE(
         order.push_back(y[i].item<int64_t>());
         noise[order.back()] = x[i].to_vector<double>();
       }
-    CHECK(default_generator().seed == before.seed);
-    CHECK(default_generator().offset == before.offset);
+    CHECK(default_generator().state().seed == before.state().seed);
+    CHECK(default_generator().state().offset == before.state().offset);
     return std::pair(order, noise);
   };
   const auto expected = seen(1, 0, {});

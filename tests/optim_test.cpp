@@ -193,7 +193,7 @@ TEST_CASE(
   adamw.step();  // 3 (1 - 0.25 * 0.5) - 0.25 g / (|g| + 1e-8)
   CHECK(v.to_vector<double>()[0] == doctest::Approx(2.375).epsilon(1e-7));
   CHECK(v.to_vector<double>()[1] == doctest::Approx(2.875).epsilon(1e-7));
-  CHECK(optim::clip_grad_norm_({w}, 100) == doctest::Approx(std::sqrt(80.0)));
+  CHECK(optim::clip_grad_norm_({w}, 100).item<double>() == doctest::Approx(std::sqrt(80.0)));
 
   sgd.zero_grad(false);
   CHECK(w.grad().to_vector<double>() == std::vector<double>{0, 0});

@@ -101,11 +101,11 @@ TEST_CASE("Tensor::node: threads that read one outdated view agree on where it c
 }
 
 TEST_CASE("dropout and randn: a generator of one's own does not notice other threads") {
-  Generator alone{.seed = 9};
+  Generator alone({.seed = 9});
   std::string want;
   for (int i = 0; i < 20; ++i) want += bytes_of(dropout(ones({50}), 0.5, true, alone));
   on_threads([&](int t) {
-    Generator own{.seed = 9};
+    Generator own({.seed = 9});
     std::string got;
     for (int i = 0; i < 20; ++i) {
       got += bytes_of(dropout(ones({50}), 0.5, true, own));

@@ -6,7 +6,7 @@
 namespace lockstep::dist::checkpoint_format {
 
 Tensor all_generators(const Group& group) {
-  const Generator& g = default_generator();
+  const GeneratorState& g = default_generator().state();
   return group.all_gather(
       tensor<int64_t>({static_cast<int64_t>(g.seed), static_cast<int64_t>(g.offset)}));
 }
@@ -17,7 +17,7 @@ Generator own_generator(const Tensor& saved, const Group& group) {
       ValueError, "entry 'generator' must be i64 [ranks, 2], and is ", saved.dtype(), " ",
       saved.shape());
   const auto numbers = saved.to_vector<int64_t>();
-  Generator g = default_generator();
+  GeneratorState g = default_generator().state();
   const int64_t ranks = saved.size(0);
   const auto seed = [&](int64_t r) {
     return static_cast<uint64_t>(numbers[static_cast<size_t>(2 * r)]);

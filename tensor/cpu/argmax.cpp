@@ -70,7 +70,7 @@ void argmax_cpu(const Tensor& indices, const Tensor& x, int dim) {
   });
 }
 
-const bool entered = kernels::argmax.set(DeviceType::cpu, argmax_cpu, kComputed);
+const bool entered = kernels::argmax.set(DeviceType::cpu, argmax_cpu, dtypes::kComputed);
 
 }  // namespace
 }  // namespace lockstep

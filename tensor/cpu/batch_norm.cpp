@@ -274,10 +274,10 @@ void backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const Ten
 }
 
 const bool entered =
-    kernels::batch_norm_statistics.set(DeviceType::cpu, statistics_cpu, kFloats) &&
-    kernels::batch_norm.set(DeviceType::cpu, batch_norm_cpu, kFloats) &&
-    kernels::batch_norm_sums.set(DeviceType::cpu, sums_cpu, kFloats) &&
-    kernels::batch_norm_backward.set(DeviceType::cpu, backward_cpu, kFloats);
+    kernels::batch_norm_statistics.set(DeviceType::cpu, statistics_cpu, dtypes::kFloats) &&
+    kernels::batch_norm.set(DeviceType::cpu, batch_norm_cpu, dtypes::kFloats) &&
+    kernels::batch_norm_sums.set(DeviceType::cpu, sums_cpu, dtypes::kFloats) &&
+    kernels::batch_norm_backward.set(DeviceType::cpu, backward_cpu, dtypes::kFloats);
 
 }  // namespace
 }  // namespace lockstep

@@ -15,9 +15,9 @@ void conv_backward_weights(const Tensor& dw, const Tensor& x, const Tensor& dy, 
 }
 
 const bool entered =
-    kernels::conv2d.set(DeviceType::cpu, conv_forward, kFloats) &&
-    kernels::conv2d_backward_data.set(DeviceType::cpu, conv_backward_data, kFloats) &&
-    kernels::conv2d_backward_weights.set(DeviceType::cpu, conv_backward_weights, kFloats);
+    kernels::conv2d.set(DeviceType::cpu, conv_forward, dtypes::kFloats) &&
+    kernels::conv2d_backward_data.set(DeviceType::cpu, conv_backward_data, dtypes::kFloats) &&
+    kernels::conv2d_backward_weights.set(DeviceType::cpu, conv_backward_weights, dtypes::kFloats);
 
 }  // namespace
 }  // namespace lockstep::cpu

@@ -193,8 +193,8 @@ void fill_cpu(const Tensor& t, Number value) {
   });
 }
 
-const bool entered = kernels::copy.set(DeviceType::cpu, copy_cpu, kAllDTypes) &&
-                     kernels::fill.set(DeviceType::cpu, fill_cpu, kAllDTypes);
+const bool entered = kernels::copy.set(DeviceType::cpu, copy_cpu, dtypes::kAll) &&
+                     kernels::fill.set(DeviceType::cpu, fill_cpu, dtypes::kAll);
 
 }  // namespace
 }  // namespace lockstep::cpu

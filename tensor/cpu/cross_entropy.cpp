@@ -149,8 +149,8 @@ void cross_entropy_backward_cpu(const Tensor& dx, const Tensor& statistics, cons
 }
 
 const bool entered =
-    kernels::cross_entropy.set(DeviceType::cpu, cross_entropy_cpu, kFloats) &&
-    kernels::cross_entropy_backward.set(DeviceType::cpu, cross_entropy_backward_cpu, kFloats);
+    kernels::cross_entropy.set(DeviceType::cpu, cross_entropy_cpu, dtypes::kFloats) &&
+    kernels::cross_entropy_backward.set(DeviceType::cpu, cross_entropy_backward_cpu, dtypes::kFloats);
 
 }  // namespace
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 
 #include <lockstep/tensor/cpu/loops.h>
 #include <lockstep/tensor/ops/copy.h>
+#include <lockstep/tensor/ops/elementwise.h>
 #include <lockstep/tensor/ops/elementwise_table.h>
 #include <lockstep/tensor/parallel.h>
 
@@ -196,12 +197,14 @@ void derivative(const Operands& operands, const Op& op) {
 void where(const Operands& operands, const formulas::Where& op) {
   run_rows(where_kernel(operands[0].dtype()), &op, operands);
 }
-void dropout(const Operands& operands, const formulas::Dropout& op) {
-  run_rows(dropout_kernel(operands[0].dtype()), &op, operands, /*logical_order=*/true);
+void dropout(const Tensor& y, const Tensor& x, double p, const Ref<Cell<RandomKey>>& key) {
+  const formulas::Dropout op{
+      {}, p, p < 1 ? 1 / (1 - p) : 0.0, key->value.seed, key->value.offset};
+  run_rows(dropout_kernel(y.dtype()), &op, Operands(y, x), /*logical_order=*/true);
 }
 
 constexpr DTypes dtypes_of(Domain domain) {
-  return domain == Domain::floats ? kFloats : domain == Domain::numbers ? kNumbers : kComputed;
+  return domain == Domain::floats ? dtypes::kFloats : domain == Domain::numbers ? dtypes::kNumbers : dtypes::kComputed;
 }
 
 template <class Op>
@@ -209,9 +212,9 @@ void enter() {
   ElementwiseTable<Op>& table = elementwise_table<Op>();
   table.forward.set(DeviceType::cpu, forward<Op>, dtypes_of(Op::domain));
   if constexpr (kDerivatives<Op> > 0)
-    table.derivative[0].set(DeviceType::cpu, derivative<Op, 0>, kFloats);
+    table.derivative[0].set(DeviceType::cpu, derivative<Op, 0>, dtypes::kFloats);
   if constexpr (kDerivatives<Op> > 1)
-    table.derivative[1].set(DeviceType::cpu, derivative<Op, 1>, kFloats);
+    table.derivative[1].set(DeviceType::cpu, derivative<Op, 1>, dtypes::kFloats);
 }
 template <class... Ops>
 bool enter_all(List<Ops...>) {
@@ -220,8 +223,8 @@ bool enter_all(List<Ops...>) {
 }
 const bool entered =
     enter_all(formulas::DifferentiableOps() + formulas::Predicates()) &&
-    elementwise_table<formulas::Where>().forward.set(DeviceType::cpu, where, kComputed) &&
-    elementwise_table<formulas::Dropout>().forward.set(DeviceType::cpu, dropout, kFloats);
+    elementwise_table<formulas::Where>().forward.set(DeviceType::cpu, where, dtypes::kComputed) &&
+    kernels::dropout.set(DeviceType::cpu, dropout, dtypes::kFloats);
 
 }  // namespace
 }  // namespace lockstep::cpu

@@ -81,8 +81,8 @@ void layer_norm_backward_cpu(const Tensor& dx, const Tensor& dweight, const Tens
 }
 
 const bool entered =
-    kernels::layer_norm.set(DeviceType::cpu, layer_norm_cpu, kFloats) &&
-    kernels::layer_norm_backward.set(DeviceType::cpu, layer_norm_backward_cpu, kFloats);
+    kernels::layer_norm.set(DeviceType::cpu, layer_norm_cpu, dtypes::kFloats) &&
+    kernels::layer_norm_backward.set(DeviceType::cpu, layer_norm_backward_cpu, dtypes::kFloats);
 
 }  // namespace
 }  // namespace lockstep

@@ -49,8 +49,8 @@ void linear_backward_cpu(const Tensor& dx, const Tensor& dw, const Tensor& db, c
   });
 }
 
-const bool entered = kernels::linear.set(DeviceType::cpu, linear_cpu, kFloats) &&
-                     kernels::linear_backward.set(DeviceType::cpu, linear_backward_cpu, kFloats);
+const bool entered = kernels::linear.set(DeviceType::cpu, linear_cpu, dtypes::kFloats) &&
+                     kernels::linear_backward.set(DeviceType::cpu, linear_backward_cpu, dtypes::kFloats);
 
 }  // namespace
 }  // namespace lockstep

@@ -45,7 +45,7 @@ void matmul_cpu(const Tensor& y, const Tensor& a, const Tensor& b) {
   });
 }
 
-const bool entered = kernels::matmul.set(DeviceType::cpu, matmul_cpu, kFloats);
+const bool entered = kernels::matmul.set(DeviceType::cpu, matmul_cpu, dtypes::kFloats);
 
 }  // namespace
 }  // namespace lockstep

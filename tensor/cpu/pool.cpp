@@ -131,9 +131,9 @@ void gather_cpu(const Tensor& y, const Tensor& x, const Tensor& index, PoolShape
   });
 }
 
-const bool entered = kernels::max_pool2d.set(DeviceType::cpu, max_pool2d_cpu, kComputed) &&
-                     kernels::max_pool2d_scatter.set(DeviceType::cpu, scatter_cpu, kFloats) &&
-                     kernels::max_pool2d_gather.set(DeviceType::cpu, gather_cpu, kFloats);
+const bool entered = kernels::max_pool2d.set(DeviceType::cpu, max_pool2d_cpu, dtypes::kComputed) &&
+                     kernels::max_pool2d_scatter.set(DeviceType::cpu, scatter_cpu, dtypes::kFloats) &&
+                     kernels::max_pool2d_gather.set(DeviceType::cpu, gather_cpu, dtypes::kFloats);
 
 }  // namespace
 }  // namespace lockstep

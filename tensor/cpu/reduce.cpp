@@ -280,8 +280,8 @@ void squared_deviations_cpu(const Tensor& y, const Tensor& x, double divisor) {
 }
 
 const bool entered =
-    kernels::sum.set(DeviceType::cpu, sum_cpu, kComputed) &&
-    kernels::squared_deviations.set(DeviceType::cpu, squared_deviations_cpu, kFloats);
+    kernels::sum.set(DeviceType::cpu, sum_cpu, dtypes::kComputed) &&
+    kernels::squared_deviations.set(DeviceType::cpu, squared_deviations_cpu, dtypes::kFloats);
 
 }  // namespace
 }  // namespace lockstep

@@ -138,10 +138,10 @@ void log_softmax_backward_cpu(const Tensor& dx, const Tensor& y, const Tensor& d
 }
 
 const bool entered =
-    kernels::softmax.set(DeviceType::cpu, softmax_cpu, kFloats) &&
-    kernels::log_softmax.set(DeviceType::cpu, log_softmax_cpu, kFloats) &&
-    kernels::softmax_backward.set(DeviceType::cpu, softmax_backward_cpu, kFloats) &&
-    kernels::log_softmax_backward.set(DeviceType::cpu, log_softmax_backward_cpu, kFloats);
+    kernels::softmax.set(DeviceType::cpu, softmax_cpu, dtypes::kFloats) &&
+    kernels::log_softmax.set(DeviceType::cpu, log_softmax_cpu, dtypes::kFloats) &&
+    kernels::softmax_backward.set(DeviceType::cpu, softmax_backward_cpu, dtypes::kFloats) &&
+    kernels::log_softmax_backward.set(DeviceType::cpu, log_softmax_backward_cpu, dtypes::kFloats);
 
 }  // namespace
 }  // namespace lockstep

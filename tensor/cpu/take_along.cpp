@@ -54,8 +54,8 @@ void put_along_cpu(const Tensor& y, const Tensor& x, const Tensor& indices, int 
   });
 }
 
-const bool entered = kernels::take_along.set(DeviceType::cpu, take_along_cpu, kComputed) &&
-                     kernels::put_along.set(DeviceType::cpu, put_along_cpu, kComputed);
+const bool entered = kernels::take_along.set(DeviceType::cpu, take_along_cpu, dtypes::kComputed) &&
+                     kernels::put_along.set(DeviceType::cpu, put_along_cpu, dtypes::kComputed);
 
 }  // namespace
 }  // namespace lockstep

@@ -199,7 +199,8 @@ struct WhereOp {
 struct DropoutOp {
   static constexpr const char* name = "dropout";
   static constexpr unsigned saves = 0;
-  Dropout op;
+  double p;
+  Ref<Cell<RandomKey>> key;
   const TensorBody* consumable = nullptr;
 
   Tensor forward(const Tensor& x) const {
@@ -208,11 +209,11 @@ struct DropoutOp {
             ? x.detach()
             : empty_strided(x.shape(), elementwise::result_strides(x.shape(), Operands(x)),
                             elementwise::like(x));
-    elementwise_table<Dropout>().forward(Operands(y, x), op);
+    kernels::dropout(y, x, p, key);
     return y;
   }
   void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
-    dx.set(0, apply(DropoutOp{op}, dy));
+    dx.set(0, apply(DropoutOp{p, key}, dy));
   }
 };
 
@@ -260,8 +261,7 @@ Tensor dropout(Tensor x, double p, bool training, Generator& generator) {
                  "dropout: needs a tensor of f32 or f64, got ", x.dtype(),
                  "; convert with to(DType::f32)");
   if (!training || p == 0) return x;
-  const RandomKey key = generator.next();
-  DropoutOp node{{{}, p, p < 1 ? 1 / (1 - p) : 0.0, key.seed, key.offset}};
+  DropoutOp node{p, generator.draw()};
   if (may_consume(x)) node.consumable = x.ref().get();
   return apply(node, x);
 }
@@ -339,5 +339,8 @@ Tensor& Tensor::mul_(Number factor) {
   return number_(WithRight<Mul>{{}, operand_for(*this, factor)}, *this);
 }
 Tensor Tensor::square() const { return lockstep::square(*this); }
+
+constinit Kernel<void(const Tensor&, const Tensor&, double, const Ref<Cell<RandomKey>>&)>
+    kernels::dropout("dropout");
 
 }  // namespace lockstep

@@ -152,4 +152,12 @@ LOCKSTEP_API Tensor& clamp_(Tensor& x, Number low, Number high);
 LOCKSTEP_API Tensor& div_(Tensor& x, const Tensor& other);
 LOCKSTEP_API Tensor& div_(Tensor& x, Number number);
 
+namespace kernels {
+/// y = x / (1 - p), or 0 with probability p, by the key and the element's row-major index; p in (0, 1]. y
+/// has x's shape, and may be x.
+LOCKSTEP_API extern Kernel<void(const Tensor& y, const Tensor& x, double p,
+                                const Ref<Cell<RandomKey>>& key)>
+    dropout;
+}  // namespace kernels
+
 }  // namespace lockstep

@@ -27,7 +27,7 @@ constexpr auto instantiate(List<Ops...>) {
 }
 [[gnu::used]] const auto instances =
     instantiate(formulas::DifferentiableOps() + formulas::Predicates() +
-                List<formulas::Where, formulas::Dropout>());
+                List<formulas::Where>());
 }  // namespace
 
 }  // namespace lockstep

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// How many derivative kernels an op has; where's and dropout's derivatives are the ops themselves.
+/// How many derivative kernels an op has; where's derivatives are wheres.
 template <class Op>
 inline constexpr size_t kDerivatives = [] {
   if constexpr (requires { Op::inputs; })
@@ -27,7 +27,7 @@ struct ElementwiseTable {
   std::array<RowsKernel, kDerivatives<Op>> derivative;
 };
 
-/// The table of an op of the lists in formulas-inl.h, or of Where and Dropout.
+/// The table of an op of the lists in formulas-inl.h, or of Where.
 template <class Op>
 LOCKSTEP_API ElementwiseTable<Op>& elementwise_table();
 

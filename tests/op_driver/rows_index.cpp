@@ -86,7 +86,7 @@ Row dropout_row(const std::string& name, double p, bool training) {
           .shapes = {{{4, 9}}, {{2, 3, 2, 3}}},
           .call =
               [=](const Tensors& x) {
-                Generator generator{.seed = kSeed};
+                Generator generator({.seed = kSeed});
                 return dropout(x[0], p, training, generator);
               },
           .reference =

@@ -2,10 +2,10 @@
 // among them when the first step runs.
 #include <lockstep/tensor/cpu/simd_targets.h>
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE <lockstep/optim/kernels.cpp>
+#define HWY_TARGET_INCLUDE <lockstep/optim/cpu/rows.cpp>
 #include <hwy/foreach_target.h>
 
-#include <lockstep/optim/kernels.h>
+#include <lockstep/optim/cpu/rows.h>
 #include <lockstep/tensor/cpu/pack-inl.h>
 
 HWY_BEFORE_NAMESPACE();
@@ -104,12 +104,12 @@ void row(const double* constants, void* const* arrays, int64_t begin, int64_t en
 }
 
 template <template <class, bool...> class Formula, bool... flags>
-optim::kernels::Rows rows() {
+optim::cpu::Rows rows() {
   return {row<float, Formula<Pack<float>, flags...>>, row<double, Formula<Pack<double>, flags...>>};
 }
 
-const optim::kernels::Table* optimizer_table() {
-  static const optim::kernels::Table t{
+const optim::cpu::Table* optimizer_table() {
+  static const optim::cpu::Table t{
       rows<SgdFormula, false, false>(),
       rows<SgdFormula, true, false>(),
       rows<SgdFormula, true, true>(),
@@ -125,11 +125,11 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace lockstep {
 HWY_EXPORT(optimizer_table);
-namespace optim::kernels {
+namespace optim::cpu {
 const Table& table() {
-  cpu::respect_isa_limit();
+  lockstep::cpu::respect_isa_limit();
   return *HWY_DYNAMIC_DISPATCH(optimizer_table)();
 }
-}  // namespace optim::kernels
+}  // namespace optim::cpu
 }  // namespace lockstep
 #endif
