@@ -12,11 +12,11 @@ namespace {
 
 /// A fixed tensor of numbers in [0.5, 1.5): a plain sum would not detect permuted elements.
 Tensor weights(const Tensor& like, uint64_t offset) {
-  Tensor w = empty(like.shape(), {.dtype = DType::f64});
   const RandomKey key{.seed = 20, .offset = offset};
-  for (int64_t i = 0; i < w.numel(); ++i)
-    w.data<double>()[i] = 0.5 + RandomKey::uniform(key.block(static_cast<uint64_t>(i))[0]);
-  return w;
+  std::vector<double> values;
+  for (int64_t i = 0; i < like.numel(); ++i)
+    values.push_back(0.5 + RandomKey::uniform(key.block(static_cast<uint64_t>(i))[0]));
+  return tensor(values, like.shape(), {.dtype = DType::f64, .device = like.device()});
 }
 
 std::vector<Tensor> trainable(const std::vector<Tensor>& inputs) {
@@ -42,18 +42,19 @@ void compare(const Differentiable& f, const std::vector<Tensor>& inputs, Gradche
   auto value = [&] { return (f(inputs).detach() * v).sum().item<double>(); };
   for (size_t k = 0; k < wanted.size(); ++k) {
     const Tensor x = wanted[k].detach();  // shares its storage
-    const Tensor dx = gradients[k].defined() ? gradients[k].detach().contiguous()
-                                             : zeros(x.shape(), {.dtype = DType::f64});
     LOCKSTEP_CHECK(x.is_contiguous(), ShapeError, "gradcheck: inputs must be contiguous");
+    const std::vector<double> dx = gradients[k].defined()
+                                       ? gradients[k].to_vector<double>()
+                                       : std::vector<double>(static_cast<size_t>(x.numel())),
+                              before = x.to_vector<double>();
     for (int64_t i = 0; i < x.numel(); ++i) {
-      double* p = x.data<double>() + i;
-      const double at = *p;
-      *p = at + options.step;
-      const double above = value();
-      *p = at - options.step;
-      const double below = value();
-      *p = at;
-      const double numeric = (above - below) / (2 * options.step), analytic = dx.data<double>()[i];
+      Tensor element = x.view({x.numel()})[i];
+      const double at = before[static_cast<size_t>(i)];
+      const double above = (element.fill_(at + options.step), value());
+      const double below = (element.fill_(at - options.step), value());
+      element.fill_(at);
+      const double numeric = (above - below) / (2 * options.step),
+                   analytic = dx[static_cast<size_t>(i)];
       LOCKSTEP_CHECK(
           std::abs(analytic - numeric) <= options.atol + options.rtol * std::abs(numeric),
           AutogradError, "gradcheck: by element ", i, " of the input ", k, " that requires grad ",
@@ -81,10 +82,10 @@ void gradgradcheck(const Differentiable& f, const std::vector<Tensor>& inputs,
         const auto gradients = grad({(y * weights(y, 0)).sum()}, trainable(in), {},
                                     {.create_graph = true, .allow_unused = true});
         for (const Tensor& g : gradients)
-          if (g.defined()) total = total + (g * weights(g, offset++)).sum();
+          if (g.defined()) total = total + (g * weights(g, offset++)).sum().to(Device());
         // A gradient that does not depend on the inputs has no graph; the second derivative is then
         // zero.
-        for (const Tensor& x : trainable(in)) total = total + (x * 0.0).sum();
+        for (const Tensor& x : trainable(in)) total = total + (x * 0.0).sum().to(Device());
         return total;
       },
       inputs, options, false);

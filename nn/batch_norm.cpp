@@ -35,10 +35,9 @@ Tensor BatchNorm::normalize(const Tensor& x, std::initializer_list<int> dims) {
   // The batches that the running statistics have seen: no empty one, and none that is refused below.
   const bool counts =
       is_training() && num_batches_tracked.defined() && (x.numel() > 0 || reduction);
-  double momentum = options.momentum.value_or(0);
-  if (counts && !options.momentum) momentum = 1 / (num_batches_tracked.item<double>() + 1);
-  Tensor y = batch_norm(x, running_mean, running_var, weight, bias, is_training(), momentum,
-                        options.eps, reduction);
+  Tensor y = batch_norm(x, running_mean, running_var, weight, bias, is_training(),
+                        options.momentum.value_or(0), options.eps, reduction,
+                        options.momentum ? Tensor() : num_batches_tracked);
   if (counts) num_batches_tracked.add_(1);
   return y;
 }

@@ -1,11 +1,9 @@
 #include <lockstep/nn/init.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include <lockstep/tensor/node.h>
-#include <lockstep/tensor/parallel.h>
 #include <lockstep/tensor/random.h>
 
 namespace lockstep::nn::init {
@@ -24,23 +22,6 @@ TensorOptions drawn_like(const char* op, const Tensor& t) {
   LOCKSTEP_CHECK(t.is_floating_point(), DTypeError, op, ": needs a floating dtype, got ",
                  t.dtype());
   return {.dtype = t.dtype() == DType::f64 ? DType::f64 : DType::f32, .device = t.device()};
-}
-
-/// The distribution function of the standard normal distribution, accurate in the lower tail.
-double normal_cdf(double x) { return 0.5 * std::erfc(-x * M_SQRT1_2); }
-
-/// Its inverse for p in (0, 1): for p <= 0.5 Abramowitz and Stegun 26.2.22 (error below 3e-3), and two
-/// steps of Halley's method, whose error is of the third power of the one before.
-double normal_quantile(double p) {
-  if (p > 0.5) return -normal_quantile(1 - p);
-  const double t = std::sqrt(-2 * std::log(p));
-  double x = (2.30753 + 0.27061 * t) / (1 + 0.99229 * t + 0.04481 * t * t) - t;
-  for (int step = 0; step < 2; ++step) {
-    const double density = std::exp(-0.5 * x * x) / std::sqrt(2 * M_PI);
-    const double newton = (normal_cdf(x) - p) / density;
-    x -= newton / (1 + 0.5 * x * newton);
-  }
-  return x;
 }
 
 double fan_std(const Tensor& t, const KaimingOptions& o) {
@@ -73,24 +54,10 @@ Tensor trunc_normal_(const Tensor& t, double mean, double std, double low, doubl
   LOCKSTEP_CHECK(std > 0 && low < high, ValueError,
                  "trunc_normal_: needs std > 0 and low < high, got std ", std, ", low ", low,
                  ", high ", high);
-  // Inversion: a uniform draw between the values of the distribution function at the bounds, mapped
-  // back. The upper tail is drawn as the lower one, where that function has more digits.
-  const bool mirrored = low > mean;
-  const double a = (mirrored ? mean - high : low - mean) / std,
-               b = (mirrored ? mean - low : high - mean) / std;
-  const double from = normal_cdf(a), to = normal_cdf(b);
   TensorOptions options = drawn_like("trunc_normal_", t);
   options.dtype = DType::f64;
-  const Tensor draw = rand(t.shape(), options);
-  double* p = draw.data<double>();
-  parallel_for(draw.numel(), 1 << 12, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const double quantile = from + (to - from) * (p[i] + 0x1p-54);  // neither bound itself
-      // Beyond 38 deviations the function is 0 in f64, and all of the mass is at the inner bound.
-      const double x = quantile > 0 ? std::clamp(normal_quantile(quantile), a, b) : b;
-      p[i] = std::clamp(mean + std * (mirrored ? -x : x), low, high);
-    }
-  });
+  const Tensor draw = empty(t.shape(), options);
+  kernels::trunc_normal(draw, mean, std, low, high, default_generator().draw());
   return assign(t, draw, 1, 0);
 }
 

@@ -71,6 +71,7 @@ class LOCKSTEP_API Optimizer {
     int group;
     Ref<Cell<UpdateCount>> count = make_ref<Cell<UpdateCount>>();
     std::array<Tensor, kMaxState> state = {};  // undefined until the first update
+    int64_t& steps() { return count->value.steps; }
     int64_t steps() const { return count->value.steps; }
   };
   /// Leaves, each once, and at least one in all; else ValueError.

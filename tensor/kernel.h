@@ -147,7 +147,8 @@ struct KernelArgument {
 };
 template <>
 struct KernelArgument<Tensor> {
-  using Kept = Tensor;
+  using Kept = Tensor;  // another handle, whose shape no later change of this one reaches
+  static Kept keep(const Tensor& t) { return t.defined() ? t.detach() : t; }
   static const Tensor& pass(const Tensor& kept) { return kept; }
   template <class F>
   static void each_tensor(const Tensor& t, const F& f) {
@@ -157,6 +158,11 @@ struct KernelArgument<Tensor> {
 template <>
 struct KernelArgument<std::vector<Tensor>> {
   using Kept = std::vector<Tensor>;
+  static Kept keep(const std::vector<Tensor>& tensors) {
+    Kept kept;
+    for (const Tensor& t : tensors) kept.push_back(KernelArgument<Tensor>::keep(t));
+    return kept;
+  }
   static const Kept& pass(const Kept& kept) { return kept; }
   template <class F>
   static void each_tensor(const Kept& tensors, const F& f) {
@@ -169,7 +175,7 @@ struct KernelArgument<Operands> {
   using Kept = std::vector<Tensor>;
   static Kept keep(const Operands& o) {
     Kept tensors;
-    for (const Tensor* t : o.all()) tensors.push_back(*t);
+    for (const Tensor* t : o.all()) tensors.push_back(t->detach());
     return tensors;
   }
   static Operands pass(const Kept& kept) { return Operands(std::span(kept)); }

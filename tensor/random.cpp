@@ -130,6 +130,8 @@ namespace kernels {
 constinit Kernel<void(const Ref<Cell<RandomKey>>&, const Ref<Cell<GeneratorState>>&)> draw_key(
     "generator", "_draw");
 constinit Kernel<void(const Tensor&, const Ref<Cell<RandomKey>>&)> rand("rand"), randn("randn");
+constinit Kernel<void(const Tensor&, double, double, double, double, const Ref<Cell<RandomKey>>&)>
+    trunc_normal("trunc_normal_");
 constinit Kernel<void(const Tensor&, int64_t, uint64_t, const Ref<Cell<RandomKey>>&)> randint(
     "randint");
 }  // namespace kernels

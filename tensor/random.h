@@ -121,7 +121,12 @@ LOCKSTEP_API extern Kernel<void(const Ref<Cell<RandomKey>>& key,
 /// Every element of the floating t (row-major): uniform in [0, 1), and normal, as rand and randn say.
 LOCKSTEP_API extern Kernel<void(const Tensor& t, const Ref<Cell<RandomKey>>& key)> rand;
 LOCKSTEP_API extern Kernel<void(const Tensor& t, const Ref<Cell<RandomKey>>& key)> randn;
-/// Every element of t (row-major, any dtype but bool): low plus a whole number in [0, range).
+/// Every element of t (row-major, f64): normal with this mean and standard deviation, given that it lies
+/// between low and high.
+LOCKSTEP_API extern Kernel<void(const Tensor& t, double mean, double std, double low, double high,
+                                const Ref<Cell<RandomKey>>& key)>
+    trunc_normal;
+/// Every element of t (row-major, any dtype): low plus a whole number in [0, range).
 LOCKSTEP_API extern Kernel<void(const Tensor& t, int64_t low, uint64_t range,
                                 const Ref<Cell<RandomKey>>& key)>
     randint;

@@ -210,14 +210,8 @@ Tensor arange(int64_t start, int64_t stop, int64_t step, TensorOptions options) 
   LOCKSTEP_CHECK(count <= std::numeric_limits<int64_t>::max(), ShapeError, "arange: from ", start,
                  " to ", stop, " there are more elements than 64 bits can count");
   const auto n = static_cast<int64_t>(count);
-  Tensor t = empty({n}, {.dtype = options.dtype});
-  dispatch_any(options.dtype, [&]<class T>(TypeTag<T>) {
-    uint64_t at =
-        static_cast<uint64_t>(start);  // wraps around instead of overflowing after the last
-    for (int64_t i = 0; i < n; ++i, at += static_cast<uint64_t>(step))
-      t.data<T>()[i] = cast_element<T>(static_cast<int64_t>(at));
-  });
-  t = t.to(options.device);
+  Tensor t = empty({n}, {.dtype = options.dtype, .device = options.device});
+  kernels::arange(t, start, step);
   return options.requires_grad ? t.requires_grad_() : t;
 }
 

@@ -2,7 +2,7 @@
 // and 0-d operands, aliased operands, special values and several threads, with first and second
 // derivatives against differences of its reference, and the gradient that create_graph records
 // against the plain one. An op that no row reaches fails the last test.
-// LOCKSTEP_TEST_FRACTION=0.1 runs a tenth of the checks of rows, LOCKSTEP_TEST_SEED=7 the seventh,
+// LOCKSTEP_TEST_DEVICE=late runs the ops on the second device of the tests. LOCKSTEP_TEST_FRACTION=0.1 runs a tenth of the checks of rows, LOCKSTEP_TEST_SEED=7 the seventh,
 // LOCKSTEP_OPS_ONLY=text the rows whose name has it.
 #include <doctest/doctest.h>
 
@@ -12,6 +12,7 @@
 #include <lockstep/tensor/op.h>
 #include <lockstep/tensor/parallel.h>
 
+#include "late_device/moved.h"
 #include "op_driver/checks.h"
 
 namespace op_driver {
@@ -22,6 +23,13 @@ std::vector<Row> all_rows() {
        {reduction_rows, softmax_rows, loss_rows, norm_rows, convolution_rows, product_rows,
         indexing_rows, view_rows, join_rows, choice_rows, in_place_rows})
     for (Row& row : family()) rows.push_back(std::move(row));
+  if (late::is_asked_for())
+    for (Row& row : rows)
+      row.call = [call = std::move(row.call)](const Tensors& x) {
+        Tensors there;
+        for (const Tensor& operand : x) there.push_back(late::moved(operand));
+        return call(there).to(Device());
+      };
   return rows;
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "late_device/moved.h"
 #include "ops_reference.h"
 
 namespace cases {
@@ -98,12 +99,27 @@ std::vector<Case> cases_of(List<Ops...>) {
   (append_cases<Ops>(cases), ...);
   return cases;
 }
-/// LOCKSTEP_OPS_ONLY=name restricts every test to one op.
+/// LOCKSTEP_TEST_DEVICE=late runs them on the second device of the tests, LOCKSTEP_OPS_ONLY=name restricts every test to one op.
 inline std::vector<Case> all_cases() {
   std::vector<Case> cases = cases_of(formulas::DifferentiableOps() + formulas::Predicates());
   if (const char* only = std::getenv("LOCKSTEP_OPS_ONLY"))
     std::erase_if(cases,
                   [&](const Case& c) { return c.label.substr(0, c.label.find(' ')) != only; });
+  if (late::is_asked_for())
+    for (Case& c : cases) {
+      c.call = [call = c.call](std::span<const Tensor> x) {
+        std::vector<Tensor> there;
+        for (const Tensor& t : x) there.push_back(late::moved(t));
+        return call(there).to(Device());
+      };
+      if (c.in_place)
+        c.in_place = [change = c.in_place](std::span<Tensor> x) {
+          std::vector<Tensor> there;
+          for (const Tensor& t : x) there.push_back(late::moved(t));
+          change(there);
+          x[0].copy_(there[0].to(Device()));
+        };
+    }
   return cases;
 }
 

@@ -1,5 +1,5 @@
-// Optimizers of the user's own: one made of tensor ops on Optimizer, one made of a row function on
-// FusedOptimizer. Groups, schedules, states and zero_grad work for them as for the library's.
+// Optimizers of the user's own: one made of tensor ops on Optimizer, one with a kernel on
+// GroupedOptimizer. Groups, schedules, states and zero_grad work for them as for the library's.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -8,6 +8,7 @@
 #include <lockstep/optim/optim.h>
 #include <lockstep/tensor/node.h>
 #include <lockstep/tensor/ops.h>
+#include <lockstep/tensor/parallel.h>
 
 using namespace lockstep;
 
@@ -32,7 +33,7 @@ class SignSGD final : public optim::Optimizer {
       m = m * beta + g * (1 - beta);
       const Tensor sign = gt(m, 0).to(m.dtype()) - lt(m, 0).to(m.dtype());
       p.tensor.sub_(sign * rates_[static_cast<size_t>(p.group)]);
-      ++p.steps;
+      ++p.steps();
     }
   }
 
@@ -49,28 +50,41 @@ class SignSGD final : public optim::Optimizer {
   V rates_;
 };
 
-template <class T>
-void cubic_row(const double* constants, void* const* arrays, int64_t begin, int64_t end) {
-  T *p = static_cast<T*>(arrays[0]), *g = static_cast<T*>(arrays[1]);
-  for (int64_t i = begin; i < end; ++i)
-    p[i] = static_cast<T>(p[i] - constants[0] * g[i] * g[i] * g[i]);
+struct CubicOptions {
+  double lr = 1;
+};
+using CubicKernel =
+    Kernel<void(const optim::ParameterUpdates&, const Ref<Cell<CubicOptions>>&)>;
+CubicKernel cubic("CubicSGD", " step");
+void cubic_cpu(const optim::ParameterUpdates& updates, const Ref<Cell<CubicOptions>>& options) {
+  for (const auto& u : updates.list) {
+    dispatch_floating("CubicSGD", u.parameter.dtype(), [&]<class T>(TypeTag<T>) {
+      T *p = u.parameter.data<T>(), *g = u.gradient.data<T>();
+      parallel_for(u.parameter.numel(), 1 << 14, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i)
+          p[i] = static_cast<T>(p[i] - options->value.lr * g[i] * g[i] * g[i]);
+      });
+    });
+    ++u.count->value.steps;
+  }
 }
+const bool entered = cubic.set(DeviceType::cpu, cubic_cpu, dtypes::kFloats);
+
 /// p -= lr * g^3.
-class CubicSGD final : public optim::FusedOptimizer {
+class CubicSGD final : public optim::GroupedOptimizer<CubicOptions> {
  public:
-  CubicSGD(std::vector<Tensor> params, double lr) : FusedOptimizer({std::move(params)}), lr_(lr) {}
+  CubicSGD(std::vector<Tensor> params, CubicOptions options)
+      : GroupedOptimizer({{std::move(params), options}}) {}
 
  protected:
-  optim::Update update(int, const Param&) const override {
-    return {cubic_row<float>, cubic_row<double>, {lr_}};
+  void update(int group, const optim::ParameterUpdates& updates) const override {
+    cubic(updates, cell(group));
   }
   int states(int) const override { return 0; }
   std::vector<std::string> state_names() const override { return {}; }
-  void visit_options(int, const OptionVisitor& visit) override { visit("lr", lr_); }
-  double& lr_of(int) override { return lr_; }
-
- private:
-  double lr_;
+  void visit_options(int group, const OptionVisitor& visit) override {
+    visit("lr", options(group).lr);
+  }
 };
 
 Tensor parameter(const V& v) { return tensor(v).requires_grad_(); }
@@ -115,12 +129,12 @@ TEST_CASE("Optimizer: a subclass has groups, schedules, gradients to clear and a
 }
 
 TEST_CASE(
-    "FusedOptimizer: a subclass with a row function of its own, for f32, f64 and any layout") {
+    "FusedOptimizer: a subclass with a kernel of its own, for f32, f64 and any layout") {
   for (DType t : {DType::f32, DType::f64}) {
     const Tensor x = (arange(0, 70000).to(t) * 1e-4).requires_grad_();
     const Tensor w = (arange(0, 12).to(t) * 0.5).view({3, 4}).t().detach().requires_grad_();
     const Tensor unused = ones({2}, {.dtype = t}).requires_grad_();
-    CubicSGD opt{{x, w, unused}, 0.25};
+    CubicSGD opt{{x, w, unused}, {.lr = 0.25}};
     const Tensor scale = arange(0, 12).to(t).view({4, 3});
     ((x * 2.0).sum() + (w * scale).sum()).backward();
     const V x0 = values(x), w0 = values(w);

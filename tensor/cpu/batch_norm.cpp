@@ -225,7 +225,8 @@ void sums_cpu(const Tensor& sums, const Tensor& dy, const Tensor& x, const Tenso
 }
 
 void backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& statistics,
-                  const Tensor& sums, const Tensor& weight, double count, double eps) {
+                  const Tensor& sums, const Tensor& weight, const Tensor& count_of_all, double eps) {
+  const double count = *count_of_all.data<double>();
   const Layout l(x);
   if (x.numel() == 0) return;
   dispatch_floating("batch_norm", x.dtype(), [&]<class T>(TypeTag<T>) {
@@ -273,11 +274,66 @@ void backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const Ten
   });
 }
 
+void combine_cpu(const Tensor& statistics, const Tensor& count, const Tensor& all, double own,
+                 Shape x) {
+  using W = long double;  // squares of f64 deviations neither overflow nor vanish
+  const auto channels = static_cast<size_t>(statistics.size(1));
+  std::vector<W> means(channels), variances(channels);
+  double total = 0;
+  for (int64_t rank = 0; rank < all.size(0); ++rank) {
+    const double* theirs = all.data<double>() + rank * all.size(1);
+    const double n = *theirs++;
+    if (n == 0) continue;
+    const double share = n / (total + n);
+    for (size_t c = 0; c < channels; ++c) {
+      const W mean = static_cast<W>(theirs[c]) + theirs[2 * channels + c], delta = mean - means[c];
+      const W deviation = theirs[channels + c];
+      means[c] += delta * share;
+      variances[c] += (deviation * deviation - variances[c]) * share +
+                      delta * delta * share * (1 - share);
+    }
+    total += n;
+  }
+  LOCKSTEP_CHECK(total >= 2, ShapeError,
+                 "batch_norm: training needs more than one value per channel, and all ranks together "
+                 "have ",
+                 total, "; this one has ", own, " in ", x);
+  double* result = statistics.data<double>();
+  for (size_t c = 0; c < channels; ++c) {
+    result[c] = static_cast<double>(means[c]);
+    result[channels + c] = static_cast<double>(std::sqrt(variances[c]));
+    result[2 * channels + c] = static_cast<double>(means[c] - result[c]);
+  }
+  *count.data<double>() = total;
+}
+
+void update_cpu(const Tensor& running_mean, const Tensor& running_var, const Tensor& statistics,
+                const Tensor& count, const Tensor& batches, double momentum) {
+  const double n = *count.data<double>(), *means = statistics.data<double>();
+  const int64_t channels = statistics.size(1);
+  if (n == 0) return;
+  if (batches.defined()) momentum = 1 / (static_cast<double>(*batches.data<int64_t>()) + 1);
+  dispatch_floating("batch_norm", running_mean.dtype(), [&]<class T>(TypeTag<T>) {
+    const auto move = [&](T& running, double value) {
+      running = static_cast<T>(running * (1 - momentum) + value * momentum);
+    };
+    T* mean = running_mean.data<T>();
+    T* var = running_var.data<T>();
+    for (int64_t c = 0; c < channels; ++c) {
+      const double deviation = means[channels + c];
+      move(mean[c * running_mean.strides()[0]], means[c]);
+      move(var[c * running_var.strides()[0]], deviation * deviation * (n / (n - 1)));
+    }
+  });
+}
+
 const bool entered =
     kernels::batch_norm_statistics.set(DeviceType::cpu, statistics_cpu, dtypes::kFloats) &&
     kernels::batch_norm.set(DeviceType::cpu, batch_norm_cpu, dtypes::kFloats) &&
     kernels::batch_norm_sums.set(DeviceType::cpu, sums_cpu, dtypes::kFloats) &&
-    kernels::batch_norm_backward.set(DeviceType::cpu, backward_cpu, dtypes::kFloats);
+    kernels::batch_norm_backward.set(DeviceType::cpu, backward_cpu, dtypes::kFloats) &&
+    kernels::batch_norm_combine.set(DeviceType::cpu, combine_cpu, dtypes::kFloats) &&
+    kernels::batch_norm_update.set(DeviceType::cpu, update_cpu, dtypes::kFloats);
 
 }  // namespace
 }  // namespace lockstep

@@ -193,8 +193,23 @@ void fill_cpu(const Tensor& t, Number value) {
   });
 }
 
+void arange_cpu(const Tensor& t, int64_t start, int64_t step) {
+  dispatch_any(t.dtype(), [&]<class T>(TypeTag<T>) {
+    // In unsigned arithmetic, which wraps around instead of overflowing after the last.
+    for (int64_t i = 0; i < t.numel(); ++i)
+      t.data<T>()[i] = cast_element<T>(static_cast<int64_t>(
+          static_cast<uint64_t>(start) + static_cast<uint64_t>(i) * static_cast<uint64_t>(step)));
+  });
+}
+// Between the CPU and itself, for whoever transfers without asking where.
+void upload_cpu(const Tensor& dst, const OnHost& src) { copy_cpu(dst, src.tensor); }
+void download_cpu(const OnHost& dst, const Tensor& src) { copy_cpu(dst.tensor, src); }
+
 const bool entered = kernels::copy.set(DeviceType::cpu, copy_cpu, dtypes::kAll) &&
-                     kernels::fill.set(DeviceType::cpu, fill_cpu, dtypes::kAll);
+                     kernels::fill.set(DeviceType::cpu, fill_cpu, dtypes::kAll) &&
+                     kernels::arange.set(DeviceType::cpu, arange_cpu, dtypes::kAll) &&
+                     kernels::upload.set(DeviceType::cpu, upload_cpu, dtypes::kAll) &&
+                     kernels::download.set(DeviceType::cpu, download_cpu, dtypes::kAll);
 
 }  // namespace
 }  // namespace lockstep::cpu

@@ -4,11 +4,11 @@
 #include <cmath>
 #include <initializer_list>
 #include <limits>
-#include <vector>
 
 #include <lockstep/tensor/op.h>
 #include <lockstep/tensor/ops/copy.h>
 #include <lockstep/tensor/ops/elementwise.h>
+#include <lockstep/tensor/ops/join.h>
 #include <lockstep/tensor/ops/range_scale.h>
 #include <lockstep/tensor/ops/reduce.h>
 
@@ -21,40 +21,6 @@ Tensor in_order_of(const Tensor& x, const Tensor& dy) {
   Tensor same = empty_like(x);
   kernels::copy(same, dy);
   return same;
-}
-
-/// Combines the statistics [3, C] of this rank's `count` values per channel with those of the other
-/// ranks, in rank order, and returns the count of all (Chan, Golub and LeVeque, 1979).
-double combine(BatchNormReduction& shared, const Tensor& statistics, double count) {
-  using W = long double;  // squares of f64 deviations neither overflow nor vanish
-  const auto channels = static_cast<size_t>(statistics.size(1));
-  const Tensor mine = empty({1 + statistics.numel()}, {.dtype = DType::f64});  // the count first
-  mine.data<double>()[0] = count;
-  Tensor(mine.narrow(0, 1, statistics.numel())).copy_(statistics.view({statistics.numel()}));
-  const Tensor all = shared.gather(mine).contiguous();  // [ranks, 1 + 3 C]
-  std::vector<W> means(channels), variances(channels);
-  double total = 0;
-  for (int64_t rank = 0; rank < all.size(0); ++rank) {
-    const double* theirs = all.data<double>() + rank * all.size(1);
-    const double n = *theirs++;
-    if (n == 0) continue;
-    const double share = n / (total + n);
-    for (size_t c = 0; c < channels; ++c) {
-      const W mean = static_cast<W>(theirs[c]) + theirs[2 * channels + c], delta = mean - means[c];
-      const W deviation = theirs[channels + c];
-      means[c] += delta * share;
-      variances[c] += (deviation * deviation - variances[c]) * share +
-                      delta * delta * share * (1 - share);
-    }
-    total += n;
-  }
-  double* result = statistics.data<double>();
-  for (size_t c = 0; c < channels; ++c) {
-    result[c] = static_cast<double>(means[c]);
-    result[channels + c] = static_cast<double>(std::sqrt(variances[c]));
-    result[2 * channels + c] = static_cast<double>(means[c] - result[c]);
-  }
-  return total;
 }
 
 /// x summed over all ranks; so is its gradient, since each rank's x reaches each rank's y.
@@ -84,49 +50,48 @@ int64_t values_per_channel(const Tensor& x) {
 struct BatchNorm {
   static constexpr const char* name = "batch_norm";
   static constexpr unsigned saves = kInput(0) | kInput(1);
-  Tensor running_mean, running_var;
+  Tensor running_mean, running_var, batches;
   bool by_batch, has_weight;
   double momentum, eps;
   std::shared_ptr<BatchNormReduction> shared;
-  double count =
-      std::numeric_limits<double>::infinity();  // values per channel behind the statistics
 
   Tensor forward(Saver& saved, const Tensor& x, const Tensor& weight, const Tensor& bias) {
-    Tensor statistics =  // [3, C]: means, deviations, what rounding took from the means
-        empty({3, x.size(1)}, {.dtype = DType::f64, .device = x.device()});
+    const TensorOptions f64{.dtype = DType::f64, .device = x.device()};
+    const Tensor statistics =  // [3, C]: means, deviations, what rounding took from the means
+        empty({3, x.size(1)}, f64);
+    // Values per channel behind the statistics; infinite where they are constants.
+    const double own = static_cast<double>(values_per_channel(x));
+    const Tensor count =
+        full({}, by_batch ? own : std::numeric_limits<double>::infinity(), f64);
     if (by_batch) {
       kernels::batch_norm_statistics(statistics, x);
-      count = static_cast<double>(values_per_channel(x));
       if (shared) {
-        const double own = count;
-        count = combine(*shared, statistics, own);
-        LOCKSTEP_CHECK(count >= 2, ShapeError,
-                       "batch_norm: training needs more than one value per channel, and all ranks "
-                       "together have ",
-                       count, "; this one has ", own, " in ", x.shape());
+        const Tensor mine = cat({count.view({1}), statistics.view({statistics.numel()})}, 0);
+        kernels::batch_norm_combine(statistics, count, shared->gather(mine).contiguous(), own,
+                                    x.shape());
       }
-      if (running_mean.defined() && count > 0) {
-        const Tensor mean = statistics[0].to(running_mean.dtype()),
-                     var = square(statistics[1]).to(running_var.dtype());
-        running_mean.mul_(1 - momentum).add_(mean, momentum);
-        running_var.mul_(1 - momentum).add_(var, momentum * (count / (count - 1)));
+      if (running_mean.defined()) {
+        kernels::batch_norm_update(running_mean, running_var, statistics, count, batches, momentum);
+        running_mean.storage().bump_version();
+        running_var.storage().bump_version();
       }
     } else {
-      statistics.zero_();
-      statistics.select(0, 0).copy_(running_mean);
-      statistics.select(0, 1).copy_(sqrt(running_var.to(DType::f64)));
+      Tensor(statistics[0]).copy_(running_mean);
+      Tensor(statistics[1]).copy_(sqrt(running_var.to(DType::f64)));
+      Tensor(statistics[2]).zero_();
     }
-    running_mean = running_var = Tensor();
+    running_mean = running_var = batches = Tensor();
     saved.keep(0, statistics);
+    saved.keep(1, count);
     Tensor y = empty_like(x);
     kernels::batch_norm(y, x, statistics, weight, bias, eps);
     return y;
   }
 
   void backward(const Saved& saved, const Tensor& dy_any, InputGradients& dx) const {
-    const Tensor x = saved.input(0), statistics = saved.kept(0);
+    const Tensor x = saved.input(0), statistics = saved.kept(0), count = saved.kept(1);
     const Tensor weight = has_weight ? saved.input(1) : Tensor();
-    if (is_grad_enabled()) return backward_by_ops(x, weight, statistics, dy_any, dx);
+    if (is_grad_enabled()) return backward_by_ops(x, weight, statistics, count, dy_any, dx);
     const Tensor dy = in_order_of(x, dy_any);
     const Tensor sums = empty({2, x.size(1)}, {.dtype = DType::f64, .device = x.device()});
     kernels::batch_norm_sums(sums, dy, x, statistics, eps);
@@ -137,8 +102,7 @@ struct BatchNorm {
     }
     if (dx.needed(0)) {
       Tensor g = empty_like(x);
-      kernels::batch_norm_backward(g, dy, x, statistics, sums_of_all, weight, count,
-                                                  eps);
+      kernels::batch_norm_backward(g, dy, x, statistics, sums_of_all, weight, count, eps);
       dx.set(0, std::move(g));
     }
     if (dx.needed(1)) dx.set(1, sums[1].to(x.dtype()));
@@ -146,7 +110,7 @@ struct BatchNorm {
   }
 
   void backward_by_ops(const Tensor& x, const Tensor& weight, const Tensor& statistics,
-                       const Tensor& dy, InputGradients& dx) const {
+                       const Tensor& count, const Tensor& dy, InputGradients& dx) const {
     Shape others, per_channel = Shape::filled(
                       x.dim(), 1);  // all dimensions but the channels'; [1, C, 1, ...]
     for (int d = 0; d < x.dim(); ++d)
@@ -154,20 +118,20 @@ struct BatchNorm {
     per_channel[1] = x.size(1);
     const auto over_batch = [&](const Tensor& t) {  // [1, C, 1, ...]
       if (!shared) return mean(t, others, true);
-      return apply(SharedSum{shared}, sum(t, others, true)) / count;
+      return apply(SharedSum{shared}, sum(t, others, true)) / count.to(x.dtype());
     };
     const Tensor deviation = statistics[1].to(x.dtype()).reshape(per_channel);
     const Tensor range = detail::range_scale(maximum(deviation, std::sqrt(eps)));
     const Tensor scaled = x * range;
     Tensor centred, variance;
-    double shrink = 1;  // of centred, so that running statistics far from x do not overflow it
+    Tensor shrink;  // of centred, so that running statistics far from x do not overflow it
     if (by_batch) {
       const Tensor about_mean = scaled - over_batch(scaled);
       centred = about_mean - over_batch(about_mean);  // the mean was rounded
       variance = over_batch(square(centred));
     } else {
       const Tensor center = statistics[0].to(x.dtype()).reshape(per_channel);
-      shrink = std::min(detail::magnitude_scale(x), detail::magnitude_scale(center));
+      shrink = minimum(detail::magnitude_scale(x), detail::magnitude_scale(center));
       centred = x * (range * shrink) - center * (range * shrink);
       variance = square(deviation * range);
     }
@@ -180,7 +144,10 @@ struct BatchNorm {
       // The weight last, as in the kernel: it is the same for all of a channel, and may be infinite.
       if (dx.needed(0)) dx.set(0, has_weight ? g * weight.reshape(per_channel) : g);
     }
-    if (dx.needed(1)) dx.set(1, sum(dy * normal, others) * (1 / shrink));
+    if (dx.needed(1)) {
+      const Tensor dweight = sum(dy * normal, others);
+      dx.set(1, shrink.defined() ? dweight / shrink : dweight);
+    }
     if (dx.needed(2)) dx.set(2, sum(dy, others));
   }
 };
@@ -189,7 +156,7 @@ struct BatchNorm {
 
 Tensor batch_norm(const Tensor& x, Tensor running_mean, Tensor running_var, const Tensor& weight,
                   const Tensor& bias, bool training, double momentum, double eps,
-                  std::shared_ptr<BatchNormReduction> shared) {
+                  std::shared_ptr<BatchNormReduction> shared, const Tensor& batches) {
   LOCKSTEP_CHECK(x.dim() >= 2, ShapeError, "batch_norm: the input is [N, C] or [N, C, ...], got ",
                  x.shape());
   LOCKSTEP_CHECK(running_mean.defined() == running_var.defined(), ValueError,
@@ -209,8 +176,8 @@ Tensor batch_norm(const Tensor& x, Tensor running_mean, Tensor running_var, cons
   LOCKSTEP_CHECK(!training || shared || values_per_channel(x) != 1, ShapeError,
                  "batch_norm: training needs more than one value per channel, got ", x.shape());
   const bool dense = x.is_contiguous() || x.is_channels_last();
-  return apply(BatchNorm{running_mean, running_var, by_batch, weight.defined(), momentum, eps,
-                         std::move(shared)},
+  return apply(BatchNorm{running_mean, running_var, batches, by_batch, weight.defined(), momentum,
+                         eps, std::move(shared)},
                dense ? x : x.contiguous(), weight.defined() ? weight.contiguous() : weight,
                bias.defined() ? bias.contiguous() : bias);
 }
@@ -223,8 +190,13 @@ constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&
 constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, double)>
     batch_norm_sums("batch_norm", "_sums");
 constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                      const Tensor&, double, double)>
+                      const Tensor&, const Tensor&, double)>
     batch_norm_backward("batch_norm", "_backward");
+constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, double, Shape)>
+    batch_norm_combine("batch_norm", "_combine");
+constinit Kernel<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                      double)>
+    batch_norm_update("batch_norm", "_update");
 }  // namespace kernels
 
 }  // namespace lockstep

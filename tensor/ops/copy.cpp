@@ -32,6 +32,7 @@ constinit Kernel<void(const Tensor&, const Tensor&)> copy("copy_");
 constinit Kernel<void(const Tensor&, const OnHost&)> upload("to", "_device");
 constinit Kernel<void(const OnHost&, const Tensor&)> download("to", "_host");
 constinit Kernel<void(const Tensor&, Number)> fill("fill_");
+constinit Kernel<void(const Tensor&, int64_t, int64_t)> arange("arange");
 }  // namespace kernels
 
 }  // namespace lockstep

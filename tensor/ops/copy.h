@@ -1,4 +1,4 @@
-// The kernels behind copy_, clone, contiguous, to and fill_, without graph or version counting, and
+// The kernels behind copy_, clone, contiguous, to, fill_ and arange, without graph or version counting, and
 // the test for overlapping memory that in-place ops need.
 #pragma once
 
@@ -16,6 +16,8 @@ LOCKSTEP_API extern Kernel<void(const Tensor& dst, const OnHost& src)> upload;
 LOCKSTEP_API extern Kernel<void(const OnHost& dst, const Tensor& src)> download;
 /// Every element of t = value, converted to t's dtype.
 LOCKSTEP_API extern Kernel<void(const Tensor& t, Number value)> fill;
+/// t (1-d, row-major) = start, start + step, ..., converted to t's dtype.
+LOCKSTEP_API extern Kernel<void(const Tensor& t, int64_t start, int64_t step)> arange;
 }  // namespace kernels
 
 namespace detail {

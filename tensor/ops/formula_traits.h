@@ -7,7 +7,9 @@
 
 #include <lockstep/tensor/formula.h>
 
-namespace lockstep::formulas {
+namespace lockstep {
+// Exported, so that a plug-in can enter kernels in the ops' tables.
+namespace formulas __attribute__((visibility("default"))) {
 
 #define LOCKSTEP_FORMULA constexpr
 #include <lockstep/tensor/formulas-inl.h>
@@ -89,4 +91,5 @@ inline constexpr unsigned reads = probe<Op, I>().from;
 template <class Op, int I>
 inline constexpr bool passes_on = probe<Op, I>().untouched&& reads<Op, I> == Probe::kDy;
 
-}  // namespace lockstep::formulas
+}  // namespace formulas
+}  // namespace lockstep

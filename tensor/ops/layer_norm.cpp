@@ -56,10 +56,10 @@ struct LayerNorm {
     const Tensor rstd = 1.0 / sqrt(variance);  // [M, 1]
     const Tensor normal = centred * rstd;      // [M, n]
     if (dx.needed(0)) {
-      const double scale = has_weight ? detail::magnitude_scale(weight) : 1;
+      const Tensor scale = has_weight ? detail::magnitude_scale(weight) : ones_like(range);
       const Tensor g = has_weight ? dy * (weight * scale) : dy;
       const Tensor gradient = g - mean(g, {1}, true) - normal * mean(g * normal, {1}, true);
-      dx.set(0, rstd * gradient * (range * (1 / scale)));
+      dx.set(0, rstd * gradient * (range / scale));
     }
     if (dx.needed(1)) dx.set(1, sum(dy * normal, {0}));
     if (dx.needed(2)) dx.set(2, sum(dy, {0}));

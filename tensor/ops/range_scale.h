@@ -18,14 +18,15 @@ inline Tensor range_scale(const Tensor& spread) {
   return where(gt(spread, large), factor, moderate_or_small);
 }
 
-/// The same for all of a factor or term that may be near the largest number: 1 or a small power of two.
-inline double magnitude_scale(const Tensor& t) {
-  if (t.numel() == 0) return 1;
+/// The same for all of a factor or term that may be near the largest number: 1 or a small power of two, as
+/// a tensor of one element.
+inline Tensor magnitude_scale(const Tensor& t) {
   const NoGradGuard guard;
   const bool single = t.dtype() == DType::f32;
-  return max(abs(t.detach())).item<double>() > (single ? 0x1p60 : 0x1p500)
-             ? (single ? 0x1p-60 : 0x1p-500)
-             : 1;
+  const Tensor one = ones({}, {.dtype = t.dtype(), .device = t.device()});
+  if (t.numel() == 0) return one;
+  return where(gt(max(abs(t.detach())), single ? 0x1p60 : 0x1p500), single ? 0x1p-60 : 0x1p-500,
+               one);
 }
 
 }  // namespace lockstep::detail

@@ -1,7 +1,6 @@
 #include <lockstep/tensor/ops/reduce.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include <lockstep/tensor/op.h>
 #include <lockstep/tensor/ops/elementwise.h>
@@ -86,7 +85,7 @@ struct MaxAll {
     Tensor share;  // of x's shape, sums to 1
     {
       NoGradGuard guard;
-      const Tensor same = (std::isnan(y.item<double>()) ? ne(x, x) : eq(x, y)).to(x.dtype());
+      const Tensor same = where(ne(y, y), ne(x, x), eq(x, y)).to(x.dtype());
       share = same / sum(same);
     }
     dx.set(0, dy * share);
