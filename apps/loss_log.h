@@ -30,6 +30,9 @@ class LossLog {
   LossLog(const LossLog&) = delete;
   LossLog& operator=(const LossLog&) = delete;
 
+  /// Whether this rank writes.
+  explicit operator bool() const { return out_ != nullptr; }
+
   /// IoError when the line cannot be written.
   void step(int64_t step, double mean_loss) {
     if (!out_) return;

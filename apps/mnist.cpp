@@ -76,19 +76,28 @@ void run(const Options& o) {
                              .samples_factor = static_cast<double>(group.size()),
                              .initial = done}};
     int64_t left = batches;
+    Tensor loss_sum = zeros({}, {.dtype = DType::f64, .device = device});  // since it was last read
+    int64_t loss_count = 0;
     for (auto [x, y] : pass) {
       Tensor loss = cross_entropy(net(x.to(device)), y.to(device), {.reduction = Reduction::sum});
-      const double mean = loss.item<double>() / static_cast<double>(x.size(0));
-      LOCKSTEP_CHECK(std::isfinite(mean), Error, "the loss is ", mean, " in epoch ", epoch + 1,
-                     " after ", schedule.steps(), " steps; try a smaller --lr than ", o.lr);
+      loss_sum += loss.detach();
+      loss_count += x.size(0);
       window.backward(loss, x.size(0));
       if (window.step(opt, --left == 0)) {
         schedule.step();
-        losses.step(schedule.steps(), window.mean_loss());
+        if (losses) losses.step(schedule.steps(), window.mean_loss());
         if (keep && o.checkpoint_every > 0 && schedule.steps() % o.checkpoint_every == 0)
           dist::save_checkpoint(o.checkpoint, state);
       }
-      progress.step(x.size(0), mean);
+      if (left % 50 == 0) {  // reading the loss waits for the device
+        const double mean = loss_sum.item<double>() / static_cast<double>(loss_count);
+        LOCKSTEP_CHECK(std::isfinite(mean), Error, "the loss is ", mean, " in epoch ", epoch + 1,
+                       " after ", schedule.steps(), " steps; try a smaller --lr than ", o.lr);
+        progress.loss(mean, loss_count);
+        loss_sum.zero_();
+        loss_count = 0;
+      }
+      progress.step(x.size(0));
     }
     progress.finish();
     if (keep) dist::save_checkpoint(o.checkpoint, state);

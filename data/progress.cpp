@@ -125,13 +125,16 @@ Progress::~Progress() {
   std::fflush(options_.out);
 }
 
+void Progress::loss(double mean, int64_t samples) {
+  if (samples <= 0) return;
+  loss_sum_ += mean * static_cast<double>(samples);
+  samples_with_loss_ += samples;
+}
+
 void Progress::step(int64_t samples, std::optional<double> loss) {
   ++done_;
   samples_ += samples;
-  if (loss && samples > 0) {
-    loss_sum_ += *loss * static_cast<double>(samples);
-    samples_with_loss_ += samples;
-  }
+  if (loss) this->loss(*loss, samples);
   if (!options_.enabled || finished_) return;
   const auto now = Clock::now();
   const bool first_on_terminal = terminal_ && done_ == 1;

@@ -34,8 +34,10 @@ class LOCKSTEP_API Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// One batch is done; the loss shown is the mean over samples so far.
+  /// One batch is done. The loss shown is the mean over the samples whose loss was told: here, or by
+  /// loss(), for several batches at once, since reading a loss waits for its device.
   void step(int64_t samples, std::optional<double> loss = std::nullopt);
+  void loss(double mean, int64_t samples);
   /// The last line, with totals; later calls do nothing.
   void finish();
 

@@ -43,7 +43,7 @@ void Accumulation::backward(const Tensor& loss_sum, int64_t count) {
   LOCKSTEP_CHECK(position_ < steps_, Error, "Accumulation: the window of ", steps_,
                  " micro-batches is full; call step() after each backward");
   check_gradients_kept();
-  loss_ += loss_sum.item<double>();
+  add_loss(loss_sum);
   targets_ += static_cast<double>(count);
   ++position_;
   const bool last = position_ == steps_;
@@ -66,6 +66,14 @@ void Accumulation::backward(const Tensor& loss_sum, int64_t count) {
     if (p.requires_grad() && p.grad().defined()) accumulated_.push_back(p);
 }
 
+void Accumulation::add_loss(const Tensor& loss_sum) {
+  LOCKSTEP_CHECK(loss_sum.numel() == 1, ShapeError, "Accumulation: the loss is one number, got ",
+                 loss_sum.shape());
+  const NoGradGuard guard;
+  const Tensor loss = loss_sum.detach().view({}).to(DType::f64);
+  loss_ = loss_.defined() ? loss_ + loss : loss.clone();
+}
+
 void Accumulation::check_gradients_kept() {
   for (const Tensor& p : accumulated_) {
     if (p.grad().defined()) continue;
@@ -80,17 +88,21 @@ void Accumulation::check_gradients_kept() {
 }
 
 void Accumulation::sum_over_ranks() {
-  sums_ = tensor<double>({loss_, targets_, static_cast<double>(position_)});
+  sums_ = tensor<double>({targets_, static_cast<double>(position_)});
+  if (!loss_.defined()) loss_ = zeros({}, {.dtype = DType::f64});
   ProcessGroup& group = reducer_ ? reducer_->group() : group_.process_group();
-  work_ = group.all_reduce(sums_, ReduceOp::sum, {.label = "the window's loss and count"});
+  work_ = group.all_reduce(sums_, ReduceOp::sum, {.label = "the window's count"});
+  if (group.size() > 1)
+    loss_work_ = group.all_reduce(loss_, ReduceOp::sum, {.label = "the window's loss"});
 }
 
 void Accumulation::drop_window() {
   if (reducer_) reducer_->before_first_launch(nullptr);
   position_ = 0;
-  loss_ = targets_ = 0;
+  targets_ = 0;
+  loss_ = Tensor();
   accumulated_.clear();
-  work_ = nullptr;
+  work_ = loss_work_ = nullptr;
   for (const Tensor& p : parameters_)  // a frozen one's gradient is no part of the window
     if (const Ref<Leaf>& leaf = p.body().leaf; leaf && p.requires_grad()) leaf->zero_grad(true);
 }
@@ -103,24 +115,27 @@ bool Accumulation::finish(bool close) {
   try {
     if (!work_) sum_over_ranks();
     work_->wait();
-    const double* s = sums_.data<double>();
-    if (s[2] == 0) {  // no rank has begun a window
-      work_ = nullptr;
+    if (loss_work_) loss_work_->wait();
+    const double targets = sums_[0].item<double>(), batches = sums_[1].item<double>();
+    if (batches == 0) {  // no rank has begun a window
+      work_ = loss_work_ = nullptr;
+      loss_ = Tensor();
       return false;
     }
     if (!is_reduced) reducer_->reduce_now(position_ == 0);
-    LOCKSTEP_CHECK(s[1] > 0, Error,
+    LOCKSTEP_CHECK(targets > 0, Error,
                    "Accumulation: the window's micro-batches have no targets on any rank");
-    mean_loss_ = s[0] / s[1];
-    count_ = static_cast<int64_t>(s[1]);
-    average(s[1]);
+    mean_loss_ = loss_ / targets;
+    count_ = static_cast<int64_t>(targets);
+    average(targets);
   } catch (...) {
     drop_window();
     throw;
   }
-  work_ = nullptr;
+  work_ = loss_work_ = nullptr;
   position_ = 0;
-  loss_ = targets_ = 0;
+  targets_ = 0;
+  loss_ = Tensor();
   accumulated_.clear();
   return true;
 }

@@ -51,8 +51,8 @@ class LOCKSTEP_API Accumulation {
   /// optimizer and clear the gradients then. To close, go on until it is false.
   bool finish(bool close = false);
 
-  /// The mean loss of the last finished window over all its targets on all ranks.
-  double mean_loss() const { return mean_loss_; }
+  /// The mean loss of the last finished window over all its targets on all ranks; waits for its device.
+  double mean_loss() const { return mean_loss_.defined() ? mean_loss_.item<double>() : 0; }
   /// Its number of targets.
   int64_t count() const { return count_; }
   /// Micro-batches of the window under way.
@@ -62,6 +62,7 @@ class LOCKSTEP_API Accumulation {
   Accumulation(Reducer* reducer, std::vector<Tensor> parameters, Group group,
                AccumulationOptions options);
   void check_same_steps() const;
+  void add_loss(const Tensor& loss_sum);
   void sum_over_ranks();
   void drop_window();
   void check_gradients_kept();
@@ -72,10 +73,12 @@ class LOCKSTEP_API Accumulation {
   std::vector<Tensor> accumulated_;  // those with a gradient after the last micro-batch
   Group group_;
   int64_t steps_, position_ = 0;
-  double loss_ = 0, targets_ = 0;  // of this rank, in the window under way
-  Tensor sums_;                    // loss, targets and micro-batches of all ranks
-  WorkPtr work_;                   // that sums them
-  double mean_loss_ = 0;
+  double targets_ = 0;  // of this rank, in the window under way
+  Tensor loss_;         // so far, 0-d, f64, where the losses are
+  Tensor sums_;         // targets and micro-batches of all ranks
+  WorkPtr work_;        // that sums them,
+  WorkPtr loss_work_;   // and the loss
+  Tensor mean_loss_;    // of the last window, 0-d
   int64_t count_ = 0;
   int exceptions_ = std::uncaught_exceptions();
 };

@@ -141,6 +141,18 @@ TEST_CASE("Progress: a loss that is NaN, infinite or huge") {
   }
 }
 
+TEST_CASE("Progress: losses of several batches told at once weigh as many samples") {
+  const std::string log = in_a_file([](std::FILE* out) {
+    data::Progress progress{"epoch", 3, {.out = out, .line_seconds = 1e9}};
+    progress.step(10, 4.0);
+    progress.step(10);
+    progress.step(10);
+    progress.loss(1.0, 20);
+    progress.finish();
+  });
+  CHECK_MESSAGE(count(log, "loss 2.0000  30 samples") == 1, log);
+}
+
 TEST_CASE("Progress: a stream that cannot be written costs nothing") {
   std::FILE* out = std::fopen("/dev/full", "w");
   if (!out) return;
