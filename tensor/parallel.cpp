@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include <lockstep/tensor/cpu/quota.h>
+#include <lockstep/tensor/quota.h>
 #include <lockstep/tensor/error.h>
 #include <lockstep/tensor/process.h>
 
@@ -35,7 +35,7 @@ int default_threads() {
   const int processors = sched_getaffinity(0, sizeof cpus, &cpus) == 0
                              ? CPU_COUNT(&cpus)
                              : static_cast<int>(std::thread::hardware_concurrency());
-  static const int quota = cpu::quota();  // reads files: once
+  static const int quota = detail::cpu_quota();  // reads files: once
   return std::max(1, std::min(processors, quota));
 }
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include <lockstep/tensor/cpu/quota.h>
+#include <lockstep/tensor/quota.h>
 #include <lockstep/tensor/error.h>
 #include <lockstep/tensor/parallel.h>
 
@@ -203,7 +203,7 @@ TEST_CASE("quota: the smallest of a control group and its ancestors, rounded up"
   const TemporaryFolder system;
   const auto quota = [&](const std::string& membership) {
     put_file(system / "membership", membership);
-    return cpu::quota(system / "membership", system.path());
+    return detail::cpu_quota(system / "membership", system.path());
   };
   const auto limit = [&](const std::string& file, const std::string& text) {
     std::filesystem::create_directories(std::filesystem::path(system / file).parent_path());
@@ -236,5 +236,5 @@ TEST_CASE("quota: the smallest of a control group and its ancestors, rounded up"
   limit("cpu/docker/a1/cpu.cfs_quota_us", "-1");
   CHECK(quota("4:cpuacct,cpu:/docker/a1\n") == INT_MAX);
   CHECK(quota("no group\n:\n0::\n") == INT_MAX);
-  CHECK(cpu::quota(system / "absent", system.path()) == INT_MAX);
+  CHECK(detail::cpu_quota(system / "absent", system.path()) == INT_MAX);
 }

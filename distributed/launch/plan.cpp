@@ -16,7 +16,7 @@
 
 #include <lockstep/distributed/fd.h>
 #include <lockstep/distributed/hash.h>
-#include <lockstep/tensor/cpu/quota.h>
+#include <lockstep/tensor/quota.h>
 #include <lockstep/tensor/error.h>
 
 namespace lockstep::dist {
@@ -109,7 +109,7 @@ LaunchPlan make_plan(const LaunchOptions& options) {
   if (options.nodes == 1 && !user_has_token()) plan.token = new_token();
   plan.places = places(options.bind, options.ranks, allowed_processors());
   const int busy =
-      std::max(1, cpu::quota() / options.ranks);  // threads of a rank that have time to run
+      std::max(1, lockstep::detail::cpu_quota() / options.ranks);  // threads of a rank that have time to run
   for (Place& place : plan.places) place.threads = std::min(place.threads, busy);
   return plan;
 }

@@ -1,4 +1,4 @@
-#include <lockstep/tensor/cpu/quota.h>
+#include <lockstep/tensor/quota.h>
 
 #include <algorithm>
 #include <climits>
@@ -6,7 +6,7 @@
 #include <fstream>
 #include <string>
 
-namespace lockstep::cpu {
+namespace lockstep::detail {
 namespace fs = std::filesystem;
 namespace {
 
@@ -21,7 +21,7 @@ int threads_for(std::istream& time_file, std::istream& period_file) {
 
 }  // namespace
 
-int quota(const fs::path& membership, const fs::path& mount) {
+int cpu_quota(const fs::path& membership, const fs::path& mount) {
   int threads = INT_MAX;
   std::ifstream lines(membership);
   // HIERARCHY:CONTROLLERS:/PATH. The path is the host's and may be absent from a container's mount,
@@ -49,4 +49,4 @@ int quota(const fs::path& membership, const fs::path& mount) {
   return threads;
 }
 
-}  // namespace lockstep::cpu
+}  // namespace lockstep::detail
