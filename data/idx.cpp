@@ -129,6 +129,12 @@ Header read_header(Source& source) {
     case 0x08:
       header.dtype = DType::u8;
       break;
+    case 0x09:
+      header.dtype = DType::i8;
+      break;
+    case 0x0B:
+      header.dtype = DType::i16;
+      break;
     case 0x0C:
       header.dtype = DType::i32;
       break;
@@ -139,8 +145,8 @@ Header read_header(Source& source) {
       header.dtype = DType::f64;
       break;
     default:
-      source.refuse("expected IDX type 8 (u8), 12 (i32), 13 (f32) or 14 (f64), found ", start[2],
-                    "; convert the file to one of these");
+      source.refuse("expected IDX type 8 (u8), 9 (i8), 11 (i16), 12 (i32), 13 (f32) or 14 (f64), found ",
+                    start[2], "; convert the file to one of these");
   }
   const int dims = start[3];
   if (dims > Shape::kMaxDims)
@@ -185,13 +191,11 @@ std::vector<uint8_t> read_values(Source& source, const Header& header) {
   return values;
 }
 
-template <class Word>
-void to_native(std::vector<uint8_t>& values) {
-  for (size_t at = 0; at < values.size(); at += sizeof(Word)) {
-    if constexpr (std::endian::native == std::endian::little)
-      std::reverse(values.begin() + static_cast<ptrdiff_t>(at),
-                   values.begin() + static_cast<ptrdiff_t>(at + sizeof(Word)));
-  }
+/// Turns numbers of `size` bytes, which are big-endian, into the machine's.
+void to_native(std::vector<uint8_t>& values, size_t size) {
+  if (size == 1 || std::endian::native == std::endian::big) return;
+  for (auto at = values.begin(); at != values.end(); at += static_cast<ptrdiff_t>(size))
+    std::reverse(at, at + static_cast<ptrdiff_t>(size));
 }
 
 }  // namespace
@@ -200,8 +204,7 @@ Tensor read_idx(const std::string& path) {
   Source source(path);
   const Header header = read_header(source);
   auto values = std::make_shared<std::vector<uint8_t>>(read_values(source, header));
-  if (size_of(header.dtype) == 4) to_native<uint32_t>(*values);
-  if (size_of(header.dtype) == 8) to_native<uint64_t>(*values);
+  to_native(*values, size_of(header.dtype));
   return from_blob(values->data(), header.shape, {.dtype = header.dtype}, [values] {});
 }
 

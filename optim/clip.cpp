@@ -11,13 +11,11 @@
 namespace lockstep::optim {
 namespace {
 
-std::vector<Tensor> gradients_of(const char* op, const std::vector<Tensor>& parameters) {
+std::vector<Tensor> gradients_of(const std::vector<Tensor>& parameters) {
   std::vector<Tensor> gradients;
   for (const Tensor& p : parameters) {
     const Tensor g = p.grad();
     if (!g.defined()) continue;
-    LOCKSTEP_CHECK(g.dtype() == DType::f32 || g.dtype() == DType::f64, DTypeError, op,
-                   ": gradients are f32 or f64, got ", g.dtype());
     gradients.push_back(g.detach());
   }
   return gradients;
@@ -31,7 +29,7 @@ Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm, C
   LOCKSTEP_CHECK(options.norm_type > 0, ValueError,
                  "clip_grad_norm_: norm_type must be positive, got ", options.norm_type);
   const NoGradGuard guard;
-  const std::vector<Tensor> gradients = gradients_of("clip_grad_norm_", parameters);
+  const std::vector<Tensor> gradients = gradients_of(parameters);
   std::vector<Tensor> dense;
   for (const Tensor& g : gradients) dense.push_back(is_dense(g) ? g : g.contiguous());
   const Device device = gradients.empty() ? Device() : gradients[0].device();
@@ -56,7 +54,7 @@ void clip_grad_value_(const std::vector<Tensor>& parameters, double value) {
   LOCKSTEP_CHECK(value >= 0, ValueError, "clip_grad_value_: the value must not be negative, got ",
                  value);
   const NoGradGuard guard;
-  for (Tensor g : gradients_of("clip_grad_value_", parameters)) clamp_(g, -value, value);
+  for (Tensor g : gradients_of(parameters)) clamp_(g, -value, value);
 }
 
 }  // namespace lockstep::optim

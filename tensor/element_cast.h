@@ -5,14 +5,11 @@
 #include <limits>
 #include <type_traits>
 
-#include <lockstep/tensor/half.h>
+#include <lockstep/tensor/dtype.h>
 
 namespace lockstep {
 
 namespace detail {
-template <class T>
-inline constexpr bool is_two_byte_float = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>;
-
 /// The integer part; beyond the range its nearest end, and 0 for NaN.
 template <class To, class From>
 constexpr To integer_part(From v) {

@@ -22,12 +22,17 @@ namespace lockstep {
 using DTypes = unsigned;
 namespace dtypes {
 constexpr DTypes only(DType t) { return 1u << static_cast<int>(t); }
+constexpr DTypes where(bool (*condition)(const detail::DTypeRow&)) {
+  DTypes set = 0;
+  for (const detail::DTypeRow& row : detail::dtype_rows)
+    if (condition(row)) set |= only(row.dtype);
+  return set;
+}
+inline constexpr DTypes kAll = where([](auto&) { return true; });
+inline constexpr DTypes kFloating = where([](auto& row) { return row.is_floating; });
 inline constexpr DTypes kFloats = only(DType::f32) | only(DType::f64);
-inline constexpr DTypes kNumbers =
-    kFloats | only(DType::i64) | only(DType::i32) | only(DType::u8);
-inline constexpr DTypes kComputed = kNumbers | only(DType::boolean);
-inline constexpr DTypes kFloating = kFloats | only(DType::f16) | only(DType::bf16);
-inline constexpr DTypes kAll = kComputed | kFloating;
+inline constexpr DTypes kComputed = kAll & ~(kFloating & ~kFloats);
+inline constexpr DTypes kNumbers = kComputed & ~only(DType::boolean);
 }  // namespace dtypes
 
 /// What all kernels have in common: a name and, per device type, a function and the dtypes it takes.

@@ -22,20 +22,6 @@ static_assert(std::endian::native == std::endian::little, "safetensors data is l
 constexpr size_t kAlignment = 64;
 constexpr std::string_view kTied = "tied:";  // metadata: "tied:NAME" -> the name that was written
 
-struct Format {
-  const char* name;
-  DType dtype;
-};
-constexpr Format kFormats[] = {{"F32", DType::f32},   {"F64", DType::f64},     {"F16", DType::f16},
-                               {"BF16", DType::bf16}, {"I64", DType::i64},     {"I32", DType::i32},
-                               {"U8", DType::u8},     {"BOOL", DType::boolean}};
-
-const char* format_of(DType dtype) {
-  for (const Format& f : kFormats)
-    if (f.dtype == dtype) return f.name;
-  return "";
-}
-
 /// Whether the entry's shape fills its bytes exactly; IoError if not.
 Shape checked_shape(const FileReader& file, const TensorEntry& entry, DType dtype) {
   Shape shape;
@@ -58,12 +44,15 @@ Shape checked_shape(const FileReader& file, const TensorEntry& entry, DType dtyp
 /// Reads the entry's tensor, or notes why it is unsupported.
 void load_entry(const FileReader& file, uint64_t data, const TensorEntry& entry,
                 Safetensors& result) {
-  const auto format = std::find_if(std::begin(kFormats), std::end(kFormats),
-                                   [&](const Format& f) { return entry.dtype == f.name; });
-  if (format == std::end(kFormats)) {
-    result.unsupported.push_back(
-        {entry.name, str_cat("has dtype ", quoted_name(entry.dtype),
-                             ", and only F32, F64, F16, BF16, I64, I32, U8 and BOOL are read")});
+  const auto format =
+      std::find_if(std::begin(detail::dtype_rows), std::end(detail::dtype_rows),
+                   [&](const detail::DTypeRow& row) { return entry.dtype == row.file_name; });
+  if (format == std::end(detail::dtype_rows)) {
+    std::string known;
+    for (const detail::DTypeRow& row : detail::dtype_rows)
+      known += str_cat(known.empty() ? "" : ", ", row.file_name);
+    result.unsupported.push_back({entry.name, str_cat("has dtype ", quoted_name(entry.dtype),
+                                                      ", and only ", known, " are read")});
     return;
   }
   if (entry.shape.size() > static_cast<size_t>(Shape::kMaxDims)) {
@@ -161,7 +150,7 @@ std::string make_header(const NamedTensors& tensors, const Metadata& metadata) {
     end += static_cast<uint64_t>(tensor.numel()) * size_of(tensor.dtype());
     std::string shape;
     for (int64_t n : tensor.shape()) shape += str_cat(shape.empty() ? "" : ",", n);
-    text += str_cat(",", to_json(name), ":{\"dtype\":\"", format_of(tensor.dtype()),
+    text += str_cat(",", to_json(name), ":{\"dtype\":\"", detail::row_of(tensor.dtype()).file_name,
                     "\",\"shape\":[", shape, "],\"data_offsets\":[", begin, ",", end, "]}");
   }
   text += '}';

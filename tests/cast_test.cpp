@@ -23,7 +23,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr DType kTwoByte[] = {DType::f16, DType::bf16};
 constexpr DType kOthers[] = {DType::f32, DType::f64, DType::i64,
-                             DType::i32, DType::u8,  DType::boolean};
+                             DType::i32, DType::i16, DType::i8, DType::u8, DType::boolean};
 
 /// The number behind the bits, by the format's definition.
 double value_of(DType t, uint16_t bits) {
@@ -229,7 +229,10 @@ TEST_CASE("to() between every dtype and f16 or bf16") {
       CHECK(y.dtype() == other);
       std::vector<double> want = x.to_vector<double>();
       for (double& v : want)
-        v = other == DType::boolean ? v != 0 : is_floating(other) ? v : std::trunc(v);
+        v = other == DType::boolean ? v != 0
+            : is_floating(other)    ? v
+            : other == DType::i8    ? std::min(std::trunc(v), 127.0)
+                                    : std::trunc(v);
       CHECK(y.to_vector<double>() == want);
       CHECK(y.to(t).to_vector<double>() == want);
     }
@@ -454,13 +457,4 @@ TEST_CASE("the gradient of a cast is the cast back") {
     sum(target.to(DType::f64) * 2.0).backward();
     CHECK(source.grad().to_vector<double>() == std::vector<double>{2, 2, 2});
   }
-}
-
-TEST_CASE("arithmetic with f16 and bf16 is an error that names the dtype") {
-  const Tensor x = ones({2}, {.dtype = DType::f16});
-  CHECK_THROWS_WITH_AS(x + x, doctest::Contains("f16"), DTypeError);
-  CHECK_THROWS_WITH_AS(sum(x), doctest::Contains("f16"), DTypeError);
-  CHECK_THROWS_WITH_AS(Tensor(x).add_(x), doctest::Contains("f16"), DTypeError);
-  const Tensor m = ones({2, 2}, {.dtype = DType::bf16});
-  CHECK_THROWS_WITH_AS(matmul(m, m), doctest::Contains("bf16"), DTypeError);
 }

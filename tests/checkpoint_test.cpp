@@ -207,7 +207,7 @@ TEST_CASE("load_checkpoint gives every rank tensors of every dtype and form, to 
   const auto made = [] {
     NamedTensors all;
     for (DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i64, DType::i32,
-                        DType::u8, DType::boolean})
+                        DType::i16, DType::i8, DType::u8, DType::boolean})
       for (const Shape& shape : {Shape{}, Shape{0}, Shape{3, 0, 2}, Shape{2, 3}})
         all.emplace_back(str_cat(dtype, shape), ones(shape, {.dtype = dtype}));
     all.emplace_back("i64", tensor<int64_t>({INT64_MIN, INT64_MAX, (int64_t{1} << 53) + 1}));

@@ -14,7 +14,7 @@ using namespace lockstep;
 namespace {
 
 constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::i64,
-                             DType::i32, DType::u8,  DType::boolean};
+                             DType::i32, DType::i16, DType::i8, DType::u8, DType::boolean};
 
 /// The address of the element with row-major index i.
 char* address(const Tensor& t, int64_t i) {

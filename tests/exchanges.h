@@ -22,8 +22,8 @@ namespace lockstep::dist {
 inline constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::product,
                                     ReduceOp::min, ReduceOp::max, ReduceOp::band,
                                     ReduceOp::bor, ReduceOp::bxor};
-inline constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16,
-                                    DType::i64, DType::i32, DType::u8,  DType::boolean};
+inline constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i64,
+                                    DType::i32, DType::i16, DType::i8,  DType::u8,   DType::boolean};
 inline constexpr CollectiveKind kKinds[] = {CollectiveKind::all_reduce,
                                             CollectiveKind::broadcast,
                                             CollectiveKind::reduce,

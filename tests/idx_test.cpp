@@ -118,8 +118,8 @@ TEST_CASE("read_idx: gzip members and the zeros after them, as gunzip reads them
 TEST_CASE("read_idx says what is wrong with a file") {
   CHECK_ERROR("", "expected an IDX header of at least 8 bytes, found 0");
   CHECK_ERROR("\x89PNG\r\n", "expected IDX magic 0, 0, type, dimensions; found 137, 80");
-  CHECK_ERROR(idx(0x09, {1}, "a"),
-              "expected IDX type 8 (u8), 12 (i32), 13 (f32) or 14 (f64), found 9");
+  CHECK_ERROR(idx(0x0A, {1}, "a"), "expected IDX type 8 (u8), 9 (i8), 11 (i16), 12 (i32), 13 (f32) "
+                                   "or 14 (f64), found 10");
   CHECK_ERROR(idx(0x08, {}, ""), "magic");
   CHECK_ERROR(idx(0x08, std::vector<uint32_t>(9, 1), "a"), "at most 8 dimensions, found 9");
   CHECK_ERROR(idx(0x08, {2, 3}, "").substr(0, 9), "expected 2 sizes, and it ends after 1");

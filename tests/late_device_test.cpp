@@ -71,7 +71,7 @@ TEST_CASE("devices: every kernel of the CPU is on the second device, for the sam
   }
   CHECK(count > 60);
   const std::string table = kernel_table();
-  CHECK(table.find("relu  cpu: f32 f64 i64 i32 u8  late: f32 f64 i64 i32 u8\n") !=
+  CHECK(table.find("relu  cpu: f32 f64 i64 i32 i16 i8 u8  late: f32 f64 i64 i32 i16 i8 u8\n") !=
         std::string::npos);
   CHECK(table.find("softmax_backward  cpu: f32 f64  late: f32 f64\n") != std::string::npos);
 }
@@ -89,8 +89,8 @@ TEST_CASE("devices: the host cannot touch a device's memory, and reads elements 
 }
 
 TEST_CASE("devices: copies keep values, dtypes and memory order; the source may change at once") {
-  for (DType t : {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i64, DType::i32, DType::u8,
-                  DType::boolean}) {
+  for (const auto& row : lockstep::detail::dtype_rows) {
+    const DType t = row.dtype;
     const Tensor x = arange(0, 24, 1, {.dtype = t}).view({1, 2, 3, 4});
     const Tensor cl = relu(conv2d(ones({1, 1, 4, 4}), ones({2, 1, 2, 2}))).to(t);  // channels-last
     for (const Tensor& source : {x, x.transpose(1, 3), x[0].slice(2, {.step = 2}), cl}) {

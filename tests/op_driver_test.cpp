@@ -90,6 +90,10 @@ Tensor weights_like(const Tensor& y, std::mt19937& random) {
   return w;
 }
 
+double slack_of(const Row& row, DType t) {
+  return row.slack * (t == DType::f16 || t == DType::bf16 ? row.ops : 1);
+}
+
 /// The row's result on x agrees with its reference, and x is what it was.
 void check_forward(const Row& row, const std::string& what, DType t, const Tensors& x,
                    Real scale = 1) {
@@ -101,7 +105,7 @@ void check_forward(const Row& row, const std::string& what, DType t, const Tenso
   }
   const Tensor y = row.call(x);
   CHECK(y.dtype() == row.result(t));
-  const double tolerance = is_floating(t) ? row.slack * tolerance_of(t) : 0;
+  const double tolerance = is_floating(t) ? slack_of(row, t) * tolerance_of(t) : 0;
   check_agree(what, y, *want, tolerance, scale);
   for (size_t k = 0; k < x.size(); ++k) check_agree(what + ": operand", x[k], before[k], 0);
 }
@@ -212,7 +216,7 @@ TEST_CASE("op driver: gradients do not depend on the layout of operands and dy; 
               for (size_t k = 0; k < got.size(); ++k) {
                 CHECK(got[k].dtype() == t);
                 check_agree(what + ", dy " + dy.name + (create_graph ? ", recorded" : ""),
-                            got[k].detach(), read(want[k]), 10 * row.slack * tolerance_of(t));
+                            got[k].detach(), read(want[k]), 10 * slack_of(row, t) * tolerance_of(t));
               }
             }
           }
@@ -279,7 +283,7 @@ TEST_CASE("op driver: a recorded gradient is the plain one, on special values to
             INFO(values);
             for (size_t k = 0; k < plain.size(); ++k)
               check_agree(str_cat(row.name, ", ", t, ": gradient ", k), recorded[k].detach(),
-                          read(plain[k]), 10 * row.slack * tolerance_of(t),
+                          read(plain[k]), 10 * slack_of(row, t) * tolerance_of(t),
                           largest(read(plain[k]).v));
           }
   });

@@ -24,7 +24,7 @@ struct Form {
 };
 
 std::vector<Form> forms() {
-  const std::vector<DType> numbers{DType::f32, DType::f64, DType::i64, DType::i32, DType::u8};
+  const std::vector<DType> numbers{DType::f32, DType::f64, DType::i64, DType::i32, DType::i16, DType::i8, DType::u8};
   const Operand positive{.low = 0.5, .high = 4};
   using T = Tensor;
   return {
@@ -34,7 +34,7 @@ std::vector<Form> forms() {
        false,
        [](T& x, const T&) -> T& { return x.fill_(3); },
        [](Real, Real) { return Real(3); },
-       {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i64, DType::i32, DType::u8}},
+       {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i64, DType::i32, DType::i16, DType::i8, DType::u8}},
       {"zero_", false, [](T& x, const T&) -> T& { return x.zero_(); },
        [](Real, Real) { return Real(0); }, kAll},
       {"add_", true, [](T& x, const T& o) -> T& { return x.add_(o); },
@@ -92,6 +92,8 @@ Array applied(const Form& form, const Array& x, const Array& other, DType t) {
   return tabulate(x.shape, [&](const Shape& i) {
     const Real v = form.f(x(i), form.binary ? other(i) : 0);
     if (t == DType::boolean) return Real(v != 0);
+    if (t == DType::i8) return Real(static_cast<int8_t>(static_cast<int64_t>(v)));
+    if (t == DType::i16) return Real(static_cast<int16_t>(static_cast<int64_t>(v)));
     return t == DType::u8 ? static_cast<uint8_t>(static_cast<int64_t>(v)) : v;
   });
 }
@@ -174,7 +176,7 @@ TEST_CASE("in-place forms: operands of other dtypes are converted, or refused by
     if (!form.binary) continue;
     std::mt19937 random = random_of(form.name);
     for (DType t : form.dtypes)
-      for (DType from : kNumbers) {
+      for (DType from : kAll) {
         const Operand small{.low = 1, .high = 4};  // that every dtype holds
         const Tensor x = filled({3, 4}, t, small, random), other = filled({4}, from, small, random);
         const std::string what = str_cat(form.name, " of ", t, " with ", from);

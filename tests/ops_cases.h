@@ -17,8 +17,8 @@ namespace cases {
 
 using namespace lockstep;
 
-constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::i64,
-                             DType::i32, DType::u8,  DType::boolean};
+constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i64,
+                             DType::i32, DType::i16, DType::i8,  DType::u8,   DType::boolean};
 
 /// An op with its parameters, as the driver sees it.
 struct Case {
@@ -136,7 +136,7 @@ inline void for_each_element(const Tensor& t, const std::function<void(int64_t, 
 }
 inline std::vector<double> read(const Tensor& t) {
   std::vector<double> v(static_cast<size_t>(t.numel()));
-  dispatch("read", t.dtype(), [&]<class T>(TypeTag<T>) {
+  dispatch_any(t.dtype(), [&]<class T>(TypeTag<T>) {
     for_each_element(t, [&](int64_t i, char* p) {
       v[static_cast<size_t>(i)] = static_cast<double>(*reinterpret_cast<T*>(p));
     });
@@ -144,7 +144,7 @@ inline std::vector<double> read(const Tensor& t) {
   return v;
 }
 inline void write(const Tensor& t, const std::function<double(int64_t)>& value) {
-  dispatch("write", t.dtype(), [&]<class T>(TypeTag<T>) {
+  dispatch_any(t.dtype(), [&]<class T>(TypeTag<T>) {
     for_each_element(
         t, [&](int64_t i, char* p) { *reinterpret_cast<T*>(p) = static_cast<T>(value(i)); });
   });

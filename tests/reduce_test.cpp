@@ -117,7 +117,7 @@ TEST_CASE("reductions of everything") {
 }
 
 TEST_CASE("integers and bool are summed in i64 and have no mean") {
-  for (DType dtype : {DType::i64, DType::i32, DType::u8, DType::boolean})
+  for (DType dtype : {DType::i64, DType::i32, DType::i16, DType::i8, DType::u8, DType::boolean})
     for (const Shape& shape : kShapes)
       for (const auto& [name, x] : layouts(shape, dtype, 3, 0, 100)) {
         const std::string what = str_cat(shape, " ", dtype, " ", name);
@@ -133,7 +133,7 @@ TEST_CASE("integers and bool are summed in i64 and have no mean") {
 TEST_CASE("max and argmax: values, first places, layouts") {
   for (const Shape& shape : kShapes) {
     if (shape.numel() == 0) continue;
-    for (DType dtype : {DType::f32, DType::f64, DType::i64, DType::i32, DType::u8, DType::boolean})
+    for (DType dtype : {DType::f32, DType::f64, DType::i64, DType::i32, DType::i16, DType::i8, DType::u8, DType::boolean})
       for (const auto& [name, x] : layouts(shape, dtype, 5, 0, 9))
         for (int d = 0; d < std::max(1, shape.dims()); ++d) {
           const std::string what = str_cat(shape, " ", dtype, " ", name, " along ", d);

@@ -333,7 +333,7 @@ TEST_CASE(
   TemporaryFolder folder;
   std::string header = entry("good", "U8", "[2]", "[0,2]");
   size_t end = 2;
-  const std::vector<std::string> dtypes{"F8_E4M3", "F8_E5M2", "I8",  "I16", "U16",
+  const std::vector<std::string> dtypes{"F8_E4M3", "F8_E5M2", "I4",  "I128", "U16",
                                         "U32",     "U64",     "C64", "F4",  "NEW"};
   for (const std::string& dtype : dtypes) {
     header += "," + entry(dtype, dtype, "[1]",
@@ -355,9 +355,9 @@ TEST_CASE(
   CHECK(file.find("none") == nullptr);
   // its place in the file is checked like any other's
   CHECK_ERROR("must begin at 2",
-              "{" + entry("a", "I8", "[2]", "[0,2]") + "," + entry("b", "I8", "[2]", "[3,5]") + "}",
+              "{" + entry("a", "F8_E4M3", "[2]", "[0,2]") + "," + entry("b", "F8_E4M3", "[2]", "[3,5]") + "}",
               "vwxyz");
-  CHECK_ERROR("its tensors end at", "{" + entry("a", "I8", "[2]", "[0,2]") + "}", "xyz");
+  CHECK_ERROR("its tensors end at", "{" + entry("a", "F8_E4M3", "[2]", "[0,2]") + "}", "xyz");
 }
 
 TEST_CASE("load_safetensors says what else a file is") {

@@ -66,6 +66,8 @@ TEST_CASE(
   CHECK(tensor(std::vector<int64_t>{1}).dtype() == DType::i64);
   CHECK(tensor(std::vector<int32_t>{1}).dtype() == DType::i32);
   CHECK(tensor(std::vector<uint8_t>{1}).dtype() == DType::u8);
+  CHECK(tensor(std::vector<int16_t>{1}).dtype() == DType::i16);
+  CHECK(tensor(std::vector<int8_t>{1}).dtype() == DType::i8);
   CHECK(tensor(std::vector<bool>{true, false}).to_vector<int>() == std::vector<int>{1, 0});
   CHECK(tensor(std::vector<double>{1.75}, {1}, {.dtype = DType::i32}).item<int>() == 1);
   CHECK(tensor(std::vector<float>{1}, {1}, {.requires_grad = true}).requires_grad());
@@ -234,8 +236,13 @@ TEST_CASE("promote follows PyTorch's table") {
   CHECK(promote(DType::boolean, DType::u8) == DType::u8);
   CHECK(promote(DType::u8, DType::i32) == DType::i32);
   CHECK(promote(DType::i32, DType::i64) == DType::i64);
+  CHECK(promote(DType::i8, DType::i16) == DType::i16);
+  CHECK(promote(DType::u8, DType::i8) == DType::i16);  // neither holds the other's range
+  CHECK(promote(DType::u8, DType::i16) == DType::i16);
+  CHECK(promote(DType::boolean, DType::i8) == DType::i8);
+  CHECK(promote(DType::i8, DType::bf16) == DType::bf16);
   const DType all[] = {DType::f32, DType::f64, DType::f16, DType::bf16,
-                       DType::i64, DType::i32, DType::u8,  DType::boolean};
+                       DType::i64, DType::i32, DType::i16, DType::i8, DType::u8, DType::boolean};
   for (DType a : all)
     for (DType b : all) CHECK(promote(a, b) == promote(b, a));
 }

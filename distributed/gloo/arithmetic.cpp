@@ -65,22 +65,12 @@ Combine function_of(ReduceOp op) {
 }  // namespace
 
 Combine combine_function(DType dtype, ReduceOp op) {
-  switch (dtype) {
-    case DType::f32:
-      return function_of<float>(op);
-    case DType::f64:
-      return function_of<double>(op);
-    case DType::f16:
-      return function_of<Half>(op);
-    case DType::bf16:
-      return function_of<BFloat16>(op);
-    case DType::i64:
-      return function_of<int64_t>(op);
-    case DType::i32:
-      return function_of<int32_t>(op);
-    default:
-      return function_of<uint8_t>(op);  // bool as 0 and 1
-  }
+  return dispatch_any(dtype, [op]<class T>(TypeTag<T>) {
+    if constexpr (std::is_same_v<T, bool>)
+      return function_of<uint8_t>(op);  // as 0 and 1
+    else
+      return function_of<T>(op);
+  });
 }
 
 void widen(DType dtype, const std::byte* from, float* to, size_t n) {

@@ -114,22 +114,14 @@ void reduce_as(Buffers from, Buffers to, size_t count, ReduceOp op) {
 }  // namespace
 
 void reduce_into(Buffers from, Buffers to, size_t count, DType dtype, ReduceOp op) {
-  switch (dtype) {
-    case DType::f32:
-      return reduce_as<float>(from, to, count, op);
-    case DType::f64:
-      return reduce_as<double>(from, to, count, op);
-    case DType::f16:
-      return reduce_as<Half, float>(from, to, count, op);
-    case DType::bf16:
-      return reduce_as<BFloat16, float>(from, to, count, op);
-    case DType::i64:
-      return reduce_as<int64_t>(from, to, count, op);
-    case DType::i32:
-      return reduce_as<int32_t>(from, to, count, op);
-    default:
-      return reduce_as<uint8_t>(from, to, count, op);  // u8, and bool as 0 and 1
-  }
+  dispatch_any(dtype, [&]<class T>(TypeTag<T>) {
+    if constexpr (lockstep::detail::is_two_byte_float<T>)
+      reduce_as<T, float>(from, to, count, op);
+    else if constexpr (std::is_same_v<T, bool>)
+      reduce_as<uint8_t>(from, to, count, op);  // as 0 and 1
+    else
+      reduce_as<T>(from, to, count, op);
+  });
 }
 
 }  // namespace lockstep::dist

@@ -8,6 +8,7 @@
 #include <lockstep/optim/cpu/rows.h>
 #include <lockstep/optim/update.h>
 #include <lockstep/tensor/cpu/sum_rows.h>
+#include <lockstep/tensor/cpu/widened.h>
 #include <lockstep/tensor/parallel.h>
 
 namespace lockstep::optim::cpu {
@@ -69,8 +70,15 @@ long double norm_of(const std::vector<Tensor>& gradients, double p_norm) {
                        : largest * std::pow(total, 1 / static_cast<long double>(p_norm));
 }
 
+/// Gradients of f16 and bf16 as copies in f32, the others themselves.
+std::vector<Tensor> widened(const std::vector<Tensor>& gradients) {
+  std::vector<Tensor> wide;
+  for (const Tensor& g : gradients) wide.push_back(lockstep::cpu::in_f32(g, true));
+  return wide;
+}
+
 void grad_norm_cpu(const Tensor& norm, const std::vector<Tensor>& gradients, double p) {
-  const long double value = norm_of(gradients, p);
+  const long double value = norm_of(widened(gradients), p);
   const long double scale = std::isfinite(value) && value > 0x1p900L ? 0x1p600L
                             : value > 0 && value < 0x1p-900L         ? 0x1p-600L
                                                                      : 1;
@@ -78,11 +86,12 @@ void grad_norm_cpu(const Tensor& norm, const std::vector<Tensor>& gradients, dou
   norm.data<double>()[1] = static_cast<double>(scale);
 }
 
-void clip_grad_norm_cpu(const std::vector<Tensor>& gradients, const Tensor& norm, double max_norm) {
+void clip_grad_norm_cpu(const std::vector<Tensor>& given, const Tensor& norm, double max_norm) {
   const long double value = static_cast<long double>(norm.data<double>()[0]) * norm.data<double>()[1];
   const long double factor = max_norm / (value + 1e-6L);
   if (factor >= 1) return;
   // Below the smallest normal number a factor has few digits: it is applied in two steps.
+  const std::vector<Tensor> gradients = widened(given);
   Pass first, second;
   for (const Tensor& g : gradients) {
     const bool single = g.dtype() == DType::f32;
@@ -95,11 +104,13 @@ void clip_grad_norm_cpu(const std::vector<Tensor>& gradients, const Tensor& norm
   }
   first.run();
   second.run();
+  for (size_t i = 0; i < given.size(); ++i)
+    if (!gradients[i].is_same(given[i])) lockstep::kernels::copy(given[i], gradients[i]);
 }
 
 const bool entered =
-    kernels::grad_norm.set(DeviceType::cpu, grad_norm_cpu, dtypes::kFloats) &&
-    kernels::clip_grad_norm.set(DeviceType::cpu, clip_grad_norm_cpu, dtypes::kFloats);
+    kernels::grad_norm.set(DeviceType::cpu, grad_norm_cpu, dtypes::kFloating) &&
+    kernels::clip_grad_norm.set(DeviceType::cpu, clip_grad_norm_cpu, dtypes::kFloating);
 
 }  // namespace
 }  // namespace lockstep::optim::cpu

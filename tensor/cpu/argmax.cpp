@@ -4,6 +4,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include <lockstep/tensor/cpu/widened.h>
 #include <lockstep/tensor/ops/reduce.h>
 #include <lockstep/tensor/parallel.h>
 
@@ -70,7 +71,7 @@ void argmax_cpu(const Tensor& indices, const Tensor& x, int dim) {
   });
 }
 
-const bool entered = kernels::argmax.set(DeviceType::cpu, argmax_cpu, dtypes::kComputed);
+const bool entered = kernels::argmax.set(DeviceType::cpu, cpu::Widened<argmax_cpu, 1>::run, dtypes::kAll);
 
 }  // namespace
 }  // namespace lockstep

@@ -9,6 +9,7 @@
 
 #include <lockstep/tensor/cpu/norm_rows.h>
 #include <lockstep/tensor/cpu/sum_rows.h>
+#include <lockstep/tensor/cpu/widened.h>
 #include <lockstep/tensor/ops/batch_norm.h>
 #include <lockstep/tensor/parallel.h>
 
@@ -328,12 +329,12 @@ void update_cpu(const Tensor& running_mean, const Tensor& running_var, const Ten
 }
 
 const bool entered =
-    kernels::batch_norm_statistics.set(DeviceType::cpu, statistics_cpu, dtypes::kFloats) &&
-    kernels::batch_norm.set(DeviceType::cpu, batch_norm_cpu, dtypes::kFloats) &&
-    kernels::batch_norm_sums.set(DeviceType::cpu, sums_cpu, dtypes::kFloats) &&
-    kernels::batch_norm_backward.set(DeviceType::cpu, backward_cpu, dtypes::kFloats) &&
+    kernels::batch_norm_statistics.set(DeviceType::cpu, cpu::Widened<statistics_cpu, 1>::run, dtypes::kFloating) &&
+    kernels::batch_norm.set(DeviceType::cpu, cpu::Widened<batch_norm_cpu, 1>::run, dtypes::kFloating) &&
+    kernels::batch_norm_sums.set(DeviceType::cpu, cpu::Widened<sums_cpu, 1>::run, dtypes::kFloating) &&
+    kernels::batch_norm_backward.set(DeviceType::cpu, cpu::Widened<backward_cpu, 1>::run, dtypes::kFloating) &&
     kernels::batch_norm_combine.set(DeviceType::cpu, combine_cpu, dtypes::kFloats) &&
-    kernels::batch_norm_update.set(DeviceType::cpu, update_cpu, dtypes::kFloats);
+    kernels::batch_norm_update.set(DeviceType::cpu, cpu::Widened<update_cpu, 2, true>::run, dtypes::kFloating);
 
 }  // namespace
 }  // namespace lockstep

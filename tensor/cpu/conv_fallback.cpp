@@ -1,5 +1,6 @@
 // Convolution where oneDNN was not built in: always im2col.
 #include <lockstep/tensor/cpu/conv.h>
+#include <lockstep/tensor/cpu/widened.h>
 
 namespace lockstep::cpu {
 namespace {
@@ -15,9 +16,9 @@ void conv_backward_weights(const Tensor& dw, const Tensor& x, const Tensor& dy, 
 }
 
 const bool entered =
-    kernels::conv2d.set(DeviceType::cpu, conv_forward, dtypes::kFloats) &&
-    kernels::conv2d_backward_data.set(DeviceType::cpu, conv_backward_data, dtypes::kFloats) &&
-    kernels::conv2d_backward_weights.set(DeviceType::cpu, conv_backward_weights, dtypes::kFloats);
+    kernels::conv2d.set(DeviceType::cpu, Widened<conv_forward, 1>::run, dtypes::kFloating) &&
+    kernels::conv2d_backward_data.set(DeviceType::cpu, Widened<conv_backward_data, 1>::run, dtypes::kFloating) &&
+    kernels::conv2d_backward_weights.set(DeviceType::cpu, Widened<conv_backward_weights, 1>::run, dtypes::kFloating);
 
 }  // namespace
 }  // namespace lockstep::cpu

@@ -8,6 +8,7 @@
 #include <lockstep/tensor/cpu/block_sums.h>
 #include <lockstep/tensor/cpu/conv.h>
 #include <lockstep/tensor/cpu/onednn.h>
+#include <lockstep/tensor/cpu/widened.h>
 #include <lockstep/tensor/parallel.h>
 
 namespace lockstep::cpu {
@@ -217,9 +218,9 @@ void conv_backward_weights(const Tensor& dw, const Tensor& x, const Tensor& dy, 
 
 namespace {
 const bool entered =
-    kernels::conv2d.set(DeviceType::cpu, conv_forward, dtypes::kFloats) &&
-    kernels::conv2d_backward_data.set(DeviceType::cpu, conv_backward_data, dtypes::kFloats) &&
-    kernels::conv2d_backward_weights.set(DeviceType::cpu, conv_backward_weights, dtypes::kFloats);
+    kernels::conv2d.set(DeviceType::cpu, Widened<conv_forward, 1>::run, dtypes::kFloating) &&
+    kernels::conv2d_backward_data.set(DeviceType::cpu, Widened<conv_backward_data, 1>::run, dtypes::kFloating) &&
+    kernels::conv2d_backward_weights.set(DeviceType::cpu, Widened<conv_backward_weights, 1>::run, dtypes::kFloating);
 }  // namespace
 
 }  // namespace lockstep::cpu

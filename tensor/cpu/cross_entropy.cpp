@@ -7,6 +7,7 @@
 #include <lockstep/tensor/cpu/moments.h>
 #include <lockstep/tensor/cpu/softmax_columns.h>
 #include <lockstep/tensor/cpu/softmax_rows.h>
+#include <lockstep/tensor/cpu/widened.h>
 #include <lockstep/tensor/ops/cross_entropy.h>
 #include <lockstep/tensor/parallel.h>
 
@@ -149,8 +150,8 @@ void cross_entropy_backward_cpu(const Tensor& dx, const Tensor& statistics, cons
 }
 
 const bool entered =
-    kernels::cross_entropy.set(DeviceType::cpu, cross_entropy_cpu, dtypes::kFloats) &&
-    kernels::cross_entropy_backward.set(DeviceType::cpu, cross_entropy_backward_cpu, dtypes::kFloats);
+    kernels::cross_entropy.set(DeviceType::cpu, cpu::Widened<cross_entropy_cpu, 3>::run, dtypes::kFloating) &&
+    kernels::cross_entropy_backward.set(DeviceType::cpu, cpu::Widened<cross_entropy_backward_cpu, 1>::run, dtypes::kFloating);
 
 }  // namespace
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstring>
 
+#include <lockstep/tensor/cpu/convert_rows.h>
 #include <lockstep/tensor/cpu/loops.h>
 #include <lockstep/tensor/ops/copy.h>
 #include <lockstep/tensor/ops/elementwise.h>
@@ -17,22 +18,26 @@ namespace {
 constexpr int64_t kPiece = 32768;  // as LoopPlan cuts long rows
 constexpr int64_t kBuffer = 256;   // elements of a strided operand that are gathered at a time
 
-/// Whether all operands are dense in the same order, so that they are a single row.
+struct Walk {
+  Row row;
+  const void* op;
+  int operands;
+  DType dtypes[LoopPlan::kMaxOperands];  // in memory; rows compute f16 and bf16 in f32
+};
+
+bool is_half(DType t) { return t == DType::f16 || t == DType::bf16; }
+
+/// Whether all operands are dense in the same order and computed as they are, so that they are one row.
 bool one_row(const Operands& operands, bool logical_order) {
   const Tensor& y = operands[0];
+  for (const Tensor* t : operands.all())
+    if (is_half(t->dtype())) return false;
   for (const Tensor* t : operands.all().subspan(1))
     if (t->shape() != y.shape() ||
         (t->strides() != y.strides() && !(t->is_contiguous() && y.is_contiguous())))
       return false;
   return y.is_contiguous() || (!logical_order && y.is_channels_last());
 }
-
-struct Walk {
-  Row row;
-  const void* op;
-  int operands;
-  size_t bytes[LoopPlan::kMaxOperands];  // of an element
-};
 
 using Step = LoopPlan::Step;
 
@@ -54,18 +59,39 @@ void regroup_as(char* strided, Step step, char* dense, int64_t n, int64_t rows) 
     }
   }
 }
+/// The same between elements of T in memory and floats in the buffer; at most kBuffer of them.
+template <class T, bool kScatter>
+void regroup_half(char* strided, Step step, char* dense, int64_t n, int64_t rows) {
+  T gathered[kBuffer];
+  char* const bytes = reinterpret_cast<char*>(gathered);
+  float* const wide = reinterpret_cast<float*>(dense);
+  if constexpr (kScatter) {
+    convert_rows()(wide, gathered, n * rows);
+    regroup_as<sizeof(T), true>(strided, step, bytes, n, rows);
+  } else {
+    regroup_as<sizeof(T), false>(strided, step, bytes, n, rows);
+    convert_rows()(gathered, wide, n * rows);
+  }
+}
 template <bool kScatter>
-void regroup(char* strided, Step step, size_t bytes, char* dense, int64_t n, int64_t rows) {
-  if (bytes == 8)
-    regroup_as<8, kScatter>(strided, step, dense, n, rows);
-  else if (bytes == 4)
-    regroup_as<4, kScatter>(strided, step, dense, n, rows);
-  else
-    regroup_as<1, kScatter>(strided, step, dense, n, rows);
+void regroup(char* strided, Step step, DType t, char* dense, int64_t n, int64_t rows) {
+  if (t == DType::f16) return regroup_half<Half, kScatter>(strided, step, dense, n, rows);
+  if (t == DType::bf16) return regroup_half<BFloat16, kScatter>(strided, step, dense, n, rows);
+  switch (size_of(t)) {
+    case 8:
+      return regroup_as<8, kScatter>(strided, step, dense, n, rows);
+    case 4:
+      return regroup_as<4, kScatter>(strided, step, dense, n, rows);
+    case 2:
+      return regroup_as<2, kScatter>(strided, step, dense, n, rows);
+    default:
+      return regroup_as<1, kScatter>(strided, step, dense, n, rows);
+  }
 }
 
-/// A block whose operands are not all dense: the others are copied through small dense buffers,
-/// some rows at a time, so that the same kernel computes every layout, bit for bit. An operand that
+/// A block whose operands are not all dense, or not in the dtype that the row computes in: the others are
+/// copied through small dense buffers, some rows at a time, so that the same kernel computes every
+/// layout, bit for bit. An operand that
 /// all rows repeat is read once; one that is constant within rows once per row.
 void buffered_block(const Walk& walk, char* const* data, const Step* steps, int64_t n, int64_t rows,
                     int64_t first) {
@@ -74,11 +100,12 @@ void buffered_block(const Walk& walk, char* const* data, const Step* steps, int6
                 width = std::min(n, kBuffer);
   bool dense[LoopPlan::kMaxOperands], fixed[LoopPlan::kMaxOperands];
   for (int k = 0; k < walk.operands; ++k) {
-    const int64_t bytes = static_cast<int64_t>(walk.bytes[k]);
-    dense[k] = steps[k].inner == bytes && (group == 1 || steps[k].outer == n * bytes);
+    const int64_t bytes = static_cast<int64_t>(size_of(walk.dtypes[k]));
+    dense[k] = !is_half(walk.dtypes[k]) && steps[k].inner == bytes &&
+               (group == 1 || steps[k].outer == n * bytes);
     fixed[k] = !dense[k] && k > 0 && (steps[k].outer == 0 || rows == 1) &&
                (steps[k].inner == 0 || n <= kBuffer);
-    if (fixed[k]) regroup<false>(data[k], steps[k], walk.bytes[k], buffers[k], width, group);
+    if (fixed[k]) regroup<false>(data[k], steps[k], walk.dtypes[k], buffers[k], width, group);
   }
   for (int64_t r = 0; r < rows; r += group)
     for (int64_t i = 0; i < n; i += kBuffer) {
@@ -88,10 +115,10 @@ void buffered_block(const Walk& walk, char* const* data, const Step* steps, int6
         strided[k] = data[k] + r * steps[k].outer + i * steps[k].inner;
         at[k] = dense[k] ? strided[k] : buffers[k];
         if (k > 0 && !dense[k] && !fixed[k] && (i == 0 || steps[k].inner != 0))
-          regroup<false>(strided[k], steps[k], walk.bytes[k], at[k], m, height);
+          regroup<false>(strided[k], steps[k], walk.dtypes[k], at[k], m, height);
       }
       walk.row(walk.op, at, m * height, first + r * n + i);
-      if (!dense[0]) regroup<true>(strided[0], steps[0], walk.bytes[0], at[0], m, height);
+      if (!dense[0]) regroup<true>(strided[0], steps[0], walk.dtypes[0], at[0], m, height);
     }
 }
 
@@ -100,7 +127,8 @@ void planned_block(void* context, char* const* data, const Step* steps, int64_t 
   const Walk& walk = *static_cast<const Walk*>(context);
   bool dense = n >= kBuffer / 2 || rows == 1;
   for (int k = 0; k < walk.operands; ++k)
-    dense &= steps[k].inner == static_cast<int64_t>(walk.bytes[k]);
+    dense &= !is_half(walk.dtypes[k]) &&
+             steps[k].inner == static_cast<int64_t>(size_of(walk.dtypes[k]));
   if (!dense) return buffered_block(walk, data, steps, n, rows, first);
   char* at[LoopPlan::kMaxOperands];
   for (int64_t r = 0; r < rows; ++r) {
@@ -144,7 +172,7 @@ void run_rows(Row row, const void* op, const Operands& operands, bool logical_or
   const size_t count = operands.size();
   if (!one_row(operands, logical_order)) {
     Walk walk{row, op, static_cast<int>(count), {}};
-    for (size_t k = 0; k < count; ++k) walk.bytes[k] = size_of(operands[k].dtype());
+    for (size_t k = 0; k < count; ++k) walk.dtypes[k] = operands[k].dtype();
     return run_planned(walk, operands, logical_order);
   }
   const int64_t n = operands[0].numel();
@@ -176,7 +204,7 @@ const FloatKernels<Op>& float_kernels() {
 
 template <class Op>
 void forward(const Operands& operands, const Op& op) {
-  const DType t = operands[operands.size() - 1].dtype();
+  const DType t = compute_dtype(operands[operands.size() - 1].dtype());
   Row row = scalar_kernel<Op>(t);
   if constexpr (!Op::predicate) {
     static const FloatKernels<Op>& kernels = float_kernels<Op>();
@@ -195,16 +223,18 @@ void derivative(const Operands& operands, const Op& op) {
 }
 
 void where(const Operands& operands, const formulas::Where& op) {
-  run_rows(where_kernel(operands[0].dtype()), &op, operands);
+  run_rows(where_kernel(compute_dtype(operands[0].dtype())), &op, operands);
 }
 void dropout(const Tensor& y, const Tensor& x, double p, const Ref<Cell<RandomKey>>& key) {
   const formulas::Dropout op{
       {}, p, p < 1 ? 1 / (1 - p) : 0.0, key->value.seed, key->value.offset};
-  run_rows(dropout_kernel(y.dtype()), &op, Operands(y, x), /*logical_order=*/true);
+  run_rows(dropout_kernel(compute_dtype(y.dtype())), &op, Operands(y, x), /*logical_order=*/true);
 }
 
 constexpr DTypes dtypes_of(Domain domain) {
-  return domain == Domain::floats ? dtypes::kFloats : domain == Domain::numbers ? dtypes::kNumbers : dtypes::kComputed;
+  return domain == Domain::floats    ? dtypes::kFloating
+         : domain == Domain::numbers ? dtypes::kAll & ~dtypes::only(DType::boolean)
+                                     : dtypes::kAll;
 }
 
 template <class Op>
@@ -212,9 +242,9 @@ void enter() {
   ElementwiseTable<Op>& table = elementwise_table<Op>();
   table.forward.set(DeviceType::cpu, forward<Op>, dtypes_of(Op::domain));
   if constexpr (kDerivatives<Op> > 0)
-    table.derivative[0].set(DeviceType::cpu, derivative<Op, 0>, dtypes::kFloats);
+    table.derivative[0].set(DeviceType::cpu, derivative<Op, 0>, dtypes::kFloating);
   if constexpr (kDerivatives<Op> > 1)
-    table.derivative[1].set(DeviceType::cpu, derivative<Op, 1>, dtypes::kFloats);
+    table.derivative[1].set(DeviceType::cpu, derivative<Op, 1>, dtypes::kFloating);
 }
 template <class... Ops>
 bool enter_all(List<Ops...>) {
@@ -223,8 +253,8 @@ bool enter_all(List<Ops...>) {
 }
 const bool entered =
     enter_all(formulas::DifferentiableOps() + formulas::Predicates()) &&
-    elementwise_table<formulas::Where>().forward.set(DeviceType::cpu, where, dtypes::kComputed) &&
-    kernels::dropout.set(DeviceType::cpu, dropout, dtypes::kFloats);
+    elementwise_table<formulas::Where>().forward.set(DeviceType::cpu, where, dtypes::kAll) &&
+    kernels::dropout.set(DeviceType::cpu, dropout, dtypes::kFloating);
 
 }  // namespace
 }  // namespace lockstep::cpu

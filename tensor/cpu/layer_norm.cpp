@@ -6,6 +6,7 @@
 
 #include <lockstep/tensor/cpu/moments.h>
 #include <lockstep/tensor/cpu/norm_rows.h>
+#include <lockstep/tensor/cpu/widened.h>
 #include <lockstep/tensor/ops/layer_norm.h>
 #include <lockstep/tensor/parallel.h>
 
@@ -81,8 +82,8 @@ void layer_norm_backward_cpu(const Tensor& dx, const Tensor& dweight, const Tens
 }
 
 const bool entered =
-    kernels::layer_norm.set(DeviceType::cpu, layer_norm_cpu, dtypes::kFloats) &&
-    kernels::layer_norm_backward.set(DeviceType::cpu, layer_norm_backward_cpu, dtypes::kFloats);
+    kernels::layer_norm.set(DeviceType::cpu, cpu::Widened<layer_norm_cpu, 2>::run, dtypes::kFloating) &&
+    kernels::layer_norm_backward.set(DeviceType::cpu, cpu::Widened<layer_norm_backward_cpu, 3>::run, dtypes::kFloating);
 
 }  // namespace
 }  // namespace lockstep

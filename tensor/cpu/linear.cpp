@@ -1,5 +1,6 @@
 // linear on the CPU: products with bias and activation as an epilogue.
 #include <lockstep/tensor/cpu/gemm.h>
+#include <lockstep/tensor/cpu/widened.h>
 #include <lockstep/tensor/ops/linear.h>
 #include <lockstep/tensor/ops/reduce.h>
 #include <lockstep/tensor/parallel.h>
@@ -49,8 +50,8 @@ void linear_backward_cpu(const Tensor& dx, const Tensor& dw, const Tensor& db, c
   });
 }
 
-const bool entered = kernels::linear.set(DeviceType::cpu, linear_cpu, dtypes::kFloats) &&
-                     kernels::linear_backward.set(DeviceType::cpu, linear_backward_cpu, dtypes::kFloats);
+const bool entered = kernels::linear.set(DeviceType::cpu, cpu::Widened<linear_cpu, 1>::run, dtypes::kFloating) &&
+                     kernels::linear_backward.set(DeviceType::cpu, cpu::Widened<linear_backward_cpu, 3>::run, dtypes::kFloating);
 
 }  // namespace
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include <lockstep/tensor/cpu/gemm.h>
+#include <lockstep/tensor/cpu/widened.h>
 #include <lockstep/tensor/ops/matmul.h>
 #include <lockstep/tensor/parallel.h>
 
@@ -45,7 +46,7 @@ void matmul_cpu(const Tensor& y, const Tensor& a, const Tensor& b) {
   });
 }
 
-const bool entered = kernels::matmul.set(DeviceType::cpu, matmul_cpu, dtypes::kFloats);
+const bool entered = kernels::matmul.set(DeviceType::cpu, cpu::Widened<matmul_cpu, 1>::run, dtypes::kFloating);
 
 }  // namespace
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <type_traits>
 #include <utility>
 
+#include <lockstep/tensor/cpu/widened.h>
 #include <lockstep/tensor/ops/pool.h>
 #include <lockstep/tensor/parallel.h>
 
@@ -131,9 +132,9 @@ void gather_cpu(const Tensor& y, const Tensor& x, const Tensor& index, PoolShape
   });
 }
 
-const bool entered = kernels::max_pool2d.set(DeviceType::cpu, max_pool2d_cpu, dtypes::kComputed) &&
-                     kernels::max_pool2d_scatter.set(DeviceType::cpu, scatter_cpu, dtypes::kFloats) &&
-                     kernels::max_pool2d_gather.set(DeviceType::cpu, gather_cpu, dtypes::kFloats);
+const bool entered = kernels::max_pool2d.set(DeviceType::cpu, cpu::Widened<max_pool2d_cpu, 2>::run, dtypes::kAll) &&
+                     kernels::max_pool2d_scatter.set(DeviceType::cpu, cpu::Widened<scatter_cpu, 1>::run, dtypes::kFloating) &&
+                     kernels::max_pool2d_gather.set(DeviceType::cpu, cpu::Widened<gather_cpu, 1>::run, dtypes::kFloating);
 
 }  // namespace
 }  // namespace lockstep

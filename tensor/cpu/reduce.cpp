@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include <lockstep/tensor/cpu/sum_rows.h>
+#include <lockstep/tensor/cpu/widened.h>
 #include <lockstep/tensor/ops/reduce.h>
 #include <lockstep/tensor/parallel.h>
 
@@ -280,8 +281,8 @@ void squared_deviations_cpu(const Tensor& y, const Tensor& x, double divisor) {
 }
 
 const bool entered =
-    kernels::sum.set(DeviceType::cpu, sum_cpu, dtypes::kComputed) &&
-    kernels::squared_deviations.set(DeviceType::cpu, squared_deviations_cpu, dtypes::kFloats);
+    kernels::sum.set(DeviceType::cpu, cpu::Widened<sum_cpu, 1>::run, dtypes::kAll) &&
+    kernels::squared_deviations.set(DeviceType::cpu, cpu::Widened<squared_deviations_cpu, 1>::run, dtypes::kFloating);
 
 }  // namespace
 }  // namespace lockstep

@@ -55,22 +55,8 @@ constexpr Row row_of() {
 
 template <class Op>
 Row scalar_kernel(DType t) {
-  switch (t) {
-    case DType::f32:
-      return row_of<Op, float>();
-    case DType::f64:
-      return row_of<Op, double>();
-    case DType::i64:
-      return row_of<Op, int64_t>();
-    case DType::i32:
-      return row_of<Op, int32_t>();
-    case DType::u8:
-      return row_of<Op, uint8_t>();
-    case DType::boolean:
-      return row_of<Op, bool>();
-    default:
-      return nullptr;
-  }
+  if (!(dtypes::kComputed & dtypes::only(t))) return nullptr;
+  return dispatch(Op::name, t, []<class T>(TypeTag<T>) { return row_of<Op, T>(); });
 }
 
 Row where_kernel(DType t) {

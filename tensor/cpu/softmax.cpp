@@ -6,6 +6,7 @@
 
 #include <lockstep/tensor/cpu/softmax_columns.h>
 #include <lockstep/tensor/cpu/softmax_rows.h>
+#include <lockstep/tensor/cpu/widened.h>
 #include <lockstep/tensor/ops/softmax.h>
 #include <lockstep/tensor/parallel.h>
 
@@ -138,10 +139,10 @@ void log_softmax_backward_cpu(const Tensor& dx, const Tensor& y, const Tensor& d
 }
 
 const bool entered =
-    kernels::softmax.set(DeviceType::cpu, softmax_cpu, dtypes::kFloats) &&
-    kernels::log_softmax.set(DeviceType::cpu, log_softmax_cpu, dtypes::kFloats) &&
-    kernels::softmax_backward.set(DeviceType::cpu, softmax_backward_cpu, dtypes::kFloats) &&
-    kernels::log_softmax_backward.set(DeviceType::cpu, log_softmax_backward_cpu, dtypes::kFloats);
+    kernels::softmax.set(DeviceType::cpu, cpu::Widened<softmax_cpu, 1>::run, dtypes::kFloating) &&
+    kernels::log_softmax.set(DeviceType::cpu, cpu::Widened<log_softmax_cpu, 1>::run, dtypes::kFloating) &&
+    kernels::softmax_backward.set(DeviceType::cpu, cpu::Widened<softmax_backward_cpu, 1>::run, dtypes::kFloating) &&
+    kernels::log_softmax_backward.set(DeviceType::cpu, cpu::Widened<log_softmax_backward_cpu, 1>::run, dtypes::kFloating);
 
 }  // namespace
 }  // namespace lockstep

@@ -38,7 +38,7 @@ void for_each_slice(const char* op, const Tensor& one, const Tensor& many, const
 }
 
 void take_along_cpu(const Tensor& y, const Tensor& x, const Tensor& indices, int dim) {
-  dispatch("take_along", x.dtype(), [&]<class T>(TypeTag<T>) {
+  dispatch_any(x.dtype(), [&]<class T>(TypeTag<T>) {
     for_each_slice("take_along", y, x, indices, dim,
                    [to = y.data<T>(), from = x.data<T>()](int64_t one, int64_t many) {
                      to[one] = from[many];
@@ -46,7 +46,7 @@ void take_along_cpu(const Tensor& y, const Tensor& x, const Tensor& indices, int
   });
 }
 void put_along_cpu(const Tensor& y, const Tensor& x, const Tensor& indices, int dim) {
-  dispatch("put_along", x.dtype(), [&]<class T>(TypeTag<T>) {
+  dispatch_any(x.dtype(), [&]<class T>(TypeTag<T>) {
     for_each_slice("put_along", x, y, indices, dim,
                    [to = y.data<T>(), from = x.data<T>()](int64_t one, int64_t many) {
                      to[many] = from[one];
@@ -54,8 +54,8 @@ void put_along_cpu(const Tensor& y, const Tensor& x, const Tensor& indices, int 
   });
 }
 
-const bool entered = kernels::take_along.set(DeviceType::cpu, take_along_cpu, dtypes::kComputed) &&
-                     kernels::put_along.set(DeviceType::cpu, put_along_cpu, dtypes::kComputed);
+const bool entered = kernels::take_along.set(DeviceType::cpu, take_along_cpu, dtypes::kAll) &&
+                     kernels::put_along.set(DeviceType::cpu, put_along_cpu, dtypes::kAll);
 
 }  // namespace
 }  // namespace lockstep

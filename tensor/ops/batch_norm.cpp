@@ -52,6 +52,7 @@ struct BatchNorm {
   static constexpr unsigned saves = kInput(0) | kInput(1);
   Tensor running_mean, running_var, batches;
   bool by_batch, has_weight;
+  DType weight_dtype, bias_dtype;
   double momentum, eps;
   std::shared_ptr<BatchNormReduction> shared;
 
@@ -105,12 +106,15 @@ struct BatchNorm {
       kernels::batch_norm_backward(g, dy, x, statistics, sums_of_all, weight, count, eps);
       dx.set(0, std::move(g));
     }
-    if (dx.needed(1)) dx.set(1, sums[1].to(x.dtype()));
-    if (dx.needed(2)) dx.set(2, sums[0].to(x.dtype()));
+    if (dx.needed(1)) dx.set(1, sums[1].to(weight_dtype));
+    if (dx.needed(2)) dx.set(2, sums[0].to(bias_dtype));
   }
 
-  void backward_by_ops(const Tensor& x, const Tensor& weight, const Tensor& statistics,
-                       const Tensor& count, const Tensor& dy, InputGradients& dx) const {
+  void backward_by_ops(const Tensor& given, const Tensor& given_weight, const Tensor& statistics,
+                       const Tensor& count, const Tensor& given_dy, InputGradients& dx) const {
+    const DType dtype = given.dtype(), computed = compute_dtype(dtype);
+    const Tensor x = given.to(computed), dy = given_dy.to(computed);
+    const Tensor weight = has_weight ? given_weight.to(computed) : Tensor();
     Shape others, per_channel = Shape::filled(
                       x.dim(), 1);  // all dimensions but the channels'; [1, C, 1, ...]
     for (int d = 0; d < x.dim(); ++d)
@@ -142,13 +146,14 @@ struct BatchNorm {
       if (by_batch) g = g - over_batch(g) - normal * over_batch(g * normal);
       g = g * rstd * range;
       // The weight last, as in the kernel: it is the same for all of a channel, and may be infinite.
-      if (dx.needed(0)) dx.set(0, has_weight ? g * weight.reshape(per_channel) : g);
+      if (dx.needed(0))
+        dx.set(0, (has_weight ? g * weight.reshape(per_channel) : g).to(dtype));
     }
     if (dx.needed(1)) {
       const Tensor dweight = sum(dy * normal, others);
-      dx.set(1, shrink.defined() ? dweight / shrink : dweight);
+      dx.set(1, (shrink.defined() ? dweight / shrink : dweight).to(weight_dtype));
     }
-    if (dx.needed(2)) dx.set(2, sum(dy, others));
+    if (dx.needed(2)) dx.set(2, sum(dy, others).to(bias_dtype));
   }
 };
 
@@ -168,16 +173,19 @@ Tensor batch_norm(const Tensor& x, Tensor running_mean, Tensor running_var, cons
     LOCKSTEP_CHECK(t->shape() == Shape{channels}, ShapeError, "batch_norm: the input ", x.shape(),
                    " has ", channels, " channels; weight, bias and running statistics have shape [",
                    channels, "], got ", t->shape());
-    LOCKSTEP_CHECK(t->dtype() == x.dtype(), DTypeError, "batch_norm: the input is ", x.dtype(),
-                   "; weight, bias and running statistics too, got ", t->dtype());
+    LOCKSTEP_CHECK(t->dtype() == x.dtype() || t->dtype() == compute_dtype(x.dtype()), DTypeError,
+                   "batch_norm: the input is ", x.dtype(),
+                   "; weight, bias and running statistics too, or f32 beside f16 and bf16, got ",
+                   t->dtype());
   }
   const bool by_batch = training || !running_mean.defined();
   if (!training) shared = nullptr;
   LOCKSTEP_CHECK(!training || shared || values_per_channel(x) != 1, ShapeError,
                  "batch_norm: training needs more than one value per channel, got ", x.shape());
   const bool dense = x.is_contiguous() || x.is_channels_last();
-  return apply(BatchNorm{running_mean, running_var, batches, by_batch, weight.defined(), momentum,
-                         eps, std::move(shared)},
+  const auto dtype_of = [&](const Tensor& t) { return t.defined() ? t.dtype() : x.dtype(); };
+  return apply(BatchNorm{running_mean, running_var, batches, by_batch, weight.defined(),
+                         dtype_of(weight), dtype_of(bias), momentum, eps, std::move(shared)},
                dense ? x : x.contiguous(), weight.defined() ? weight.contiguous() : weight,
                bias.defined() ? bias.contiguous() : bias);
 }

@@ -21,7 +21,7 @@ class LOCKSTEP_API BatchNormReduction {
 };
 
 /// y = (x - mean) / sqrt(variance + eps) * weight + bias per channel; x is [N, C] or [N, C, ...],
-/// the others [C]. weight and bias may be undefined. In training mean and (biased) variance are the
+/// the others [C], of x's dtype, or f32 beside f16 and bf16. weight and bias may be undefined. In training mean and (biased) variance are the
 /// batch's, and the running ones move towards them in place (the variance as unbiased estimate):
 ///   running = (1 - momentum) running + momentum batch
 /// Otherwise the running ones are used; where they are undefined, always the batch's. The result

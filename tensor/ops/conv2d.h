@@ -21,7 +21,7 @@ struct Conv2dOptions {
 };
 
 /// x [N, C, H, W], weight [O, C / groups, kh, kw], bias [O] or undefined; gives [N, O, H', W'] with
-/// H' = (H + 2 padding - dilation (kh - 1) - 1) / stride + 1. f32 or f64. Works on and returns
+/// H' = (H + 2 padding - dilation (kh - 1) - 1) / stride + 1. Floating. Works on and returns
 /// channels-last memory, whatever the order of x.
 LOCKSTEP_API Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                            Conv2dOptions options = {});

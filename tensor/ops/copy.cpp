@@ -21,6 +21,25 @@ bool detail::overlaps(const Tensor& a, const Tensor& b) {
          a.strides() != b.strides();
 }
 
+bool detail::is_dense(const Tensor& t) {
+  if (t.is_contiguous()) return true;
+  // Sorted by stride, each dimension must begin where the ones inside it end.
+  Shape sizes, strides;
+  for (int i = 0; i < t.dim(); ++i) {
+    if (t.shape()[i] == 1) continue;
+    int at = 0;
+    while (at < strides.dims() && strides[at] < t.strides()[i]) ++at;
+    strides.insert(at, t.strides()[i]);
+    sizes.insert(at, t.shape()[i]);
+  }
+  int64_t expected = 1;
+  for (int i = 0; i < sizes.dims(); ++i) {
+    if (strides[i] != expected) return false;
+    expected *= sizes[i];
+  }
+  return true;
+}
+
 Tensor detail::on_host(const Tensor& t) {
   if (t.device().is_cpu()) return t;
   const NoGradGuard guard;

@@ -21,6 +21,8 @@ LOCKSTEP_API extern Kernel<void(const Tensor& t, int64_t start, int64_t step)> a
 }  // namespace kernels
 
 namespace detail {
+/// Whether the elements fill one block of memory without gaps or repeats, in any order of dimensions.
+LOCKSTEP_API bool is_dense(const Tensor& t);
 /// Whether a and b share memory but differ in layout, so that writing to one may change elements of
 /// the other that have not been read yet.
 LOCKSTEP_API bool overlaps(const Tensor& a, const Tensor& b);

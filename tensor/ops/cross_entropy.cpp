@@ -18,8 +18,10 @@ struct CrossEntropy {
     const TensorOptions options{.dtype = logits.dtype(), .device = logits.device()};
     const bool each = task.reduction == Reduction::none;
     const Tensor y = empty(each ? target.shape() : Shape{}, options);
-    const Tensor statistics = empty({2, target.numel()}, options);  // maxima, logs of the sums
-    const Tensor divisor = empty({}, options);  // of the gradient
+    const TensorOptions computed{.dtype = compute_dtype(logits.dtype()),
+                                 .device = logits.device()};
+    const Tensor statistics = empty({2, target.numel()}, computed);  // maxima, logs of the sums
+    const Tensor divisor = empty({}, computed);                      // of the gradient
     kernels::cross_entropy(y, statistics, divisor, logits, target, task);
     saved.keep(0, statistics);
     saved.keep(1, divisor);
@@ -27,13 +29,15 @@ struct CrossEntropy {
   }
 
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
-    const Tensor logits = saved.input(0), target = saved.input(1);
+    const Tensor given = saved.input(0), target = saved.input(1);
     if (is_grad_enabled()) {
+      const Tensor logits = given.to(compute_dtype(given.dtype()));
       const Tensor counts = ne(target, task.ignore_index).unsqueeze(1);  // [N, 1, ...]
-      const Tensor weight = (dy / saved.kept(1)).expand(target.shape()).unsqueeze(1);
+      const Tensor weight = (dy.to(logits.dtype()) / saved.kept(1)).expand(target.shape()).unsqueeze(1);
       const Tensor difference = softmax(where(counts, logits, 0), 1) - distribution(target, logits);
-      return dx.set(0, where(counts, difference * where(counts, weight, 0), 0));
+      return dx.set(0, where(counts, difference * where(counts, weight, 0), 0).to(given.dtype()));
     }
+    const Tensor& logits = given;
     Tensor g = empty(logits.shape(), {.dtype = logits.dtype(), .device = logits.device()});
     kernels::cross_entropy_backward(g, saved.kept(0), saved.kept(1), logits, target,
                                     dy.contiguous(), task);
@@ -55,7 +59,7 @@ struct CrossEntropy {
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& target, CrossEntropyOptions options) {
   LOCKSTEP_CHECK(is_floating(logits.dtype()), DTypeError,
-                 "cross_entropy: logits are f32 or f64, got ", logits.dtype());
+                 "cross_entropy: logits are floating, got ", logits.dtype());
   LOCKSTEP_CHECK(target.dtype() == DType::i64, DTypeError,
                  "cross_entropy: target holds class indices in i64, got ", target.dtype(),
                  "; convert with to(DType::i64)");

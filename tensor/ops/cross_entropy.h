@@ -17,7 +17,7 @@ struct CrossEntropyOptions {
 };
 
 /// -log softmax(logits)[target]. logits [N, C] with target [N], [C] with a 0-d target, or [N, C,
-/// d1, ...] with [N, d1, ...]; logits f32 or f64, target i64. The result is 0-d, or for
+/// d1, ...] with [N, d1, ...]; logits floating, target i64. The result is 0-d, or for
 /// Reduction::none of target's shape. The mean over no samples is NaN. A label outside [0, C) is an
 /// IndexError that names the sample.
 LOCKSTEP_API Tensor cross_entropy(const Tensor& logits, const Tensor& target,
@@ -30,8 +30,8 @@ struct CrossEntropyTask {
   int64_t ignore_index;
   double label_smoothing;
 };
-/// y (f32 or f64: of target's shape for Reduction::none, else 0-d), statistics [2, samples]: the maximum
-/// over the classes, and log(sum(exp(x - maximum))), and divisor, 0-d: for the mean the number of samples
+/// y (floating: of target's shape for Reduction::none, else 0-d), statistics [2, samples]: the maximum
+/// over the classes, and log(sum(exp(x - maximum))), and divisor, 0-d, these in compute_dtype(): for the mean the number of samples
 /// that are not ignored, at least 1, else 1. All are row-major, target (i64, [N, ...]) too.
 LOCKSTEP_API extern Kernel<void(const Tensor& y, const Tensor& statistics, const Tensor& divisor,
                                 const Tensor& logits, const Tensor& target, CrossEntropyTask task)>

@@ -50,9 +50,11 @@ DType promoted(Domain domain, const Tensor& a, const Tensor& b) {
 /// An integer clamped to the range of an integer dtype, for ops that select it or an element.
 Number clipped(Number n, DType t) {
   if (!n.is_whole) return n;
-  if (t == DType::u8) return std::clamp<int64_t>(n.whole, 0, 255);
-  if (t == DType::i32) return std::clamp<int64_t>(n.whole, INT32_MIN, INT32_MAX);
-  return n;
+  if (is_floating(t) || t == DType::boolean) return n;
+  return dispatch(Clamp::name, t, [n]<class T>(TypeTag<T>) -> Number {
+    using L = std::numeric_limits<T>;
+    return std::clamp<int64_t>(n.whole, static_cast<int64_t>(L::min()), static_cast<int64_t>(L::max()));
+  });
 }
 /// A float that is to be compared with integers, as an integer if it is one. Others are compared in
 /// f64, where rounding an i64 does not change the result; floats outside the range of i64 become
@@ -257,8 +259,8 @@ Tensor logical_not(Tensor x) { return unary(LogicalNot{}, std::move(x)); }
 
 Tensor dropout(Tensor x, double p, bool training, Generator& generator) {
   LOCKSTEP_CHECK(p >= 0 && p <= 1, ValueError, "dropout: p must be in [0, 1], got ", p);
-  LOCKSTEP_CHECK(x.dtype() == DType::f32 || x.dtype() == DType::f64, DTypeError,
-                 "dropout: needs a tensor of f32 or f64, got ", x.dtype(),
+  LOCKSTEP_CHECK(is_floating(x.dtype()), DTypeError,
+                 "dropout: needs a floating tensor, got ", x.dtype(),
                  "; convert with to(DType::f32)");
   if (!training || p == 0) return x;
   DropoutOp node{p, generator.draw()};

@@ -21,7 +21,8 @@ struct LayerNorm {
   Tensor forward(Saver& saved, const Tensor& x, const Tensor& weight, const Tensor& bias) {
     const TensorOptions options{.dtype = x.dtype(), .device = x.device()};
     Tensor y = empty(shape, options);
-    const Tensor statistics = empty({x.size(0), 3}, options);
+    const Tensor statistics =
+        empty({x.size(0), 3}, {.dtype = compute_dtype(x.dtype()), .device = x.device()});
     kernels::layer_norm(y.view(x.shape()), statistics, x, weight, bias, eps);
     saved.keep(0, statistics);
     return y;
@@ -47,8 +48,11 @@ struct LayerNorm {
     if (dbias.defined()) dx.set(2, dbias);
   }
 
-  void backward_by_ops(const Tensor& x, const Tensor& weight, const Tensor& statistics,
-                       const Tensor& dy, InputGradients& dx) const {
+  void backward_by_ops(const Tensor& given, const Tensor& given_weight, const Tensor& statistics,
+                       const Tensor& given_dy, InputGradients& dx) const {
+    const DType dtype = given.dtype(), computed = compute_dtype(dtype);
+    const Tensor x = given.to(computed), dy = given_dy.to(computed);
+    const Tensor weight = has_weight ? given_weight.to(computed) : Tensor();
     const Tensor range = detail::range_scale(statistics.narrow(1, 2, 1));  // [M, 1]
     const Tensor scaled = x * range, about_mean = scaled - mean(scaled, {1}, true);
     const Tensor centred = about_mean - mean(about_mean, {1}, true);  // the mean was rounded
@@ -59,10 +63,10 @@ struct LayerNorm {
       const Tensor scale = has_weight ? detail::magnitude_scale(weight) : ones_like(range);
       const Tensor g = has_weight ? dy * (weight * scale) : dy;
       const Tensor gradient = g - mean(g, {1}, true) - normal * mean(g * normal, {1}, true);
-      dx.set(0, rstd * gradient * (range / scale));
+      dx.set(0, (rstd * gradient * (range / scale)).to(dtype));
     }
-    if (dx.needed(1)) dx.set(1, sum(dy * normal, {0}));
-    if (dx.needed(2)) dx.set(2, sum(dy, {0}));
+    if (dx.needed(1)) dx.set(1, sum(dy * normal, {0}).to(dtype));
+    if (dx.needed(2)) dx.set(2, sum(dy, {0}).to(dtype));
   }
 };
 

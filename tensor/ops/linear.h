@@ -7,7 +7,7 @@
 namespace lockstep {
 
 /// activation(x W^T + b). x [..., in], weight [out, in], bias [out] or undefined; gives [..., out].
-/// f32 or f64.
+/// Floating, all of one dtype; f16 and bf16 are summed in f32 and rounded once.
 LOCKSTEP_API Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
                            Activation activation = Activation::none);
 

@@ -5,8 +5,8 @@
 
 namespace lockstep {
 
-/// a [..., M, K] times b [..., K, N] gives [..., M, N]; leading dimensions broadcast. f32 or f64,
-/// both alike. A 1-d operand is a row (left) or column (right) whose dimension is dropped from the
+/// a [..., M, K] times b [..., K, N] gives [..., M, N]; leading dimensions broadcast. Floating, both
+/// alike; f16 and bf16 are summed in f32 and rounded once. A 1-d operand is a row (left) or column (right) whose dimension is dropped from the
 /// result, as in PyTorch. Throws ShapeError when the inner dimensions differ.
 LOCKSTEP_API Tensor matmul(const Tensor& a, const Tensor& b);
 

@@ -12,9 +12,11 @@ Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction) 
   LOCKSTEP_CHECK(is_floating(input.dtype()) && input.dtype() == target.dtype(), DTypeError,
                  "mse_loss: input and target have one floating dtype, got ", input.dtype(), " and ",
                  target.dtype());
-  const Tensor errors = square(input - target);
-  if (reduction == Reduction::none) return errors;
-  return reduction == Reduction::mean ? mean(errors) : sum(errors);
+  // f16 and bf16 in f32, rounded once.
+  const DType computed = compute_dtype(input.dtype());
+  Tensor loss = square(input.to(computed) - target.to(computed));
+  if (reduction != Reduction::none) loss = reduction == Reduction::mean ? mean(loss) : sum(loss);
+  return loss.to(input.dtype());
 }
 
 }  // namespace lockstep

@@ -67,8 +67,10 @@ struct Var {
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
     // Halved, so that differences of the largest numbers fit; the mean of what is left corrects for
     // the rounding of the first.
-    const Tensor half = saved.input(0) * 0.5, about_mean = half - mean(half, dims, true);
-    dx.set(0, (about_mean - mean(about_mean, dims, true)) * (dy.reshape(kept) * (4 / divisor)));
+    const Tensor x = saved.input(0), wide = x.to(compute_dtype(x.dtype()));
+    const Tensor half = wide * 0.5, about_mean = half - mean(half, dims, true);
+    const Tensor weight = dy.to(wide.dtype()).reshape(kept) * (4 / divisor);
+    dx.set(0, ((about_mean - mean(about_mean, dims, true)) * weight).to(x.dtype()));
   }
 };
 

@@ -18,7 +18,10 @@ struct Softmax {
   }
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
     const Tensor y = saved.output();
-    if (is_grad_enabled()) return dx.set(0, y * (dy - sum(y * dy, {dim}, true)));
+    if (is_grad_enabled()) {
+      const Tensor wide = y.to(compute_dtype(y.dtype())), g = dy.to(wide.dtype());
+      return dx.set(0, (wide * (g - sum(wide * g, {dim}, true))).to(y.dtype()));
+    }
     Tensor g = empty(y.shape(), {.dtype = y.dtype(), .device = y.device()});
     kernels::softmax_backward(g, y, dy, dim);
     dx.set(0, std::move(g));
@@ -38,7 +41,9 @@ struct LogSoftmax {
     const Tensor y = saved.output();
     if (is_grad_enabled()) {
       const double n = static_cast<double>(y.dim() ? y.size(dim) : 1);
-      return dx.set(0, dy - exp(y) * mean(dy, {dim}, true) * n);  // a mean stays within range
+      const Tensor wide = y.to(compute_dtype(y.dtype())), g = dy.to(wide.dtype());
+      // A mean stays within range.
+      return dx.set(0, (g - exp(wide) * mean(g, {dim}, true) * n).to(y.dtype()));
     }
     Tensor g = empty(y.shape(), {.dtype = y.dtype(), .device = y.device()});
     kernels::log_softmax_backward(g, y, dy, dim);

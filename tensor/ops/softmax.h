@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// y = exp(x) / sum(exp(x)) along `dim`: positive, each slice sums to 1. f32 and f64 (else
+/// y = exp(x) / sum(exp(x)) along `dim`: positive, each slice sums to 1. Floating (else
 /// DTypeError); a dimension out of range is an IndexError. The result is row-major.
 LOCKSTEP_API Tensor softmax(const Tensor& x, int64_t dim);
 /// y = x - log(sum(exp(x))) along `dim`: more accurate than log(softmax(x)).

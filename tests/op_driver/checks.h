@@ -79,7 +79,11 @@ inline std::vector<Real> values_for(const Operand& o, DType t, int64_t n, std::m
     std::iota(v.begin(), v.end(), Real(0));
     std::shuffle(v.begin(), v.end(), random);
     const Real shift = (random() % 8 + 0.5L) / 8;  // two operands share no value
-    for (Real& x : v) x = o.low + (o.high - o.low) * (x + shift) / static_cast<Real>(n);
+    // Not evenly spaced: else one of an odd number of values is their mean, up to rounding.
+    for (Real& x : v) {
+      const Real jitter = static_cast<Real>(random() % 1024) / 4096;
+      x = o.low + (o.high - o.low) * (x + shift * 0.75L + jitter) / static_cast<Real>(n);
+    }
   }
   return v;
 }
@@ -152,13 +156,24 @@ inline Real rounded(Real v, DType t) {
       return static_cast<double>(BFloat16(static_cast<double>(v)));
     case DType::u8:  // integers wrap around; those of i64 are kept within its range
       return static_cast<uint8_t>(static_cast<int64_t>(v));
+    case DType::i8:
+      return static_cast<int8_t>(static_cast<int64_t>(v));
+    case DType::i16:
+      return static_cast<int16_t>(static_cast<int64_t>(v));
     case DType::i32:
       return static_cast<int32_t>(static_cast<int64_t>(v));
     default:
       return v;
   }
 }
-inline double tolerance_of(DType t) { return t == DType::f32 ? 2e-6 : t == DType::f64 ? 1e-12 : 0; }
+/// f16 and bf16: a unit in the last place, since the exact result is rounded before it is compared.
+inline double tolerance_of(DType t) {
+  return t == DType::f32    ? 2e-6
+         : t == DType::f64  ? 1e-12
+         : t == DType::f16  ? 0x1p-10
+         : t == DType::bf16 ? 0x1p-7
+                            : 0;
+}
 
 /// The largest finite magnitude, at least 1: what elements of a result are compared relative to.
 inline Real largest(const std::vector<Real>& v) {

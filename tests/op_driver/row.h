@@ -60,11 +60,10 @@ struct Operand {
 inline Operand index_below(double n) { return {.kind = Operand::Kind::index, .low = 0, .high = n}; }
 inline Operand flag() { return {.kind = Operand::Kind::flag}; }
 
-inline const std::vector<DType> kFloats{DType::f32, DType::f64};
-inline const std::vector<DType> kNumbers{DType::f32, DType::f64, DType::i64,
-                                         DType::i32, DType::u8,  DType::boolean};
-inline const std::vector<DType> kAll{DType::f32, DType::f64, DType::f16, DType::bf16,
-                                     DType::i64, DType::i32, DType::u8,  DType::boolean};
+inline const std::vector<DType> kWide{DType::f32, DType::f64};
+inline const std::vector<DType> kFloats{DType::f32, DType::f64, DType::f16, DType::bf16};
+inline const std::vector<DType> kAll{DType::f32, DType::f64, DType::f16, DType::bf16, DType::i64,
+                                     DType::i32, DType::i16, DType::i8,  DType::u8,   DType::boolean};
 
 inline DType same_dtype(DType t) { return t; }
 inline DType total_dtype(DType t) { return is_floating(t) ? t : DType::i64; }
@@ -82,8 +81,9 @@ struct Row {
   std::vector<DType> dtypes = kFloats;
   std::function<DType(DType)> result = same_dtype;
   bool differentiable = true;
-  std::vector<DType> huge = kFloats;  // for which inputs near the largest number give what is right
+  std::vector<DType> huge = kWide;   // for which inputs near the largest number give what is right
   double slack = 1;                   // times the usual tolerance
+  int ops = 1;                        // how often f16 and bf16 are rounded on the way
   bool first_wins = false;            // of equal elements the first gets the gradient
 
   Operand operand(size_t i) const { return i < operands.size() ? operands[i] : Operand(); }

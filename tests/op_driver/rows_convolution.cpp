@@ -69,7 +69,7 @@ Row pool_row(const std::string& text, std::vector<Shapes> shapes, Size2d window,
           .shapes = std::move(shapes),
           .call = [=](const Tensors& x) { return max_pool2d(x[0], window, o); },
           .reference = [=](const Arrays& x) { return pool_reference(x[0], window, o); },
-          .dtypes = kNumbers,
+          .dtypes = kAll,
           .first_wins = true};
 }
 

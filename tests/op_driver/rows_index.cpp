@@ -28,7 +28,7 @@ Row take_row(const Shape& x, int dim) {
                                 [&](const Shape& i) { return x[0](picked(i, x[1], dim)); });
               },
           .operands = {{}, index_below(static_cast<double>(x[dim]))},
-          .dtypes = kNumbers};
+          .dtypes = kAll};
 }
 Row put_row(const Shape& y, int dim) {
   Shape one = y;
@@ -44,7 +44,7 @@ Row put_row(const Shape& y, int dim) {
                 return result;
               },
           .operands = {{}, index_below(static_cast<double>(y[dim]))},
-          .dtypes = kNumbers};
+          .dtypes = kAll};
 }
 
 Array cat_reference(const Arrays& x, int dim) {
@@ -164,7 +164,7 @@ std::vector<Row> choice_rows() {
                   .operands = {flag(), {}, {}},
                   .edges = {{{}, {}, {}}, {{0, 3}, {3}, {}}},
                   .large = {{300, 400}, {300, 400}, {400}},
-                  .dtypes = kNumbers});
+                  .dtypes = kAll});
   const auto with_three = [](const Arrays& x, bool first) {
     const Array three({}, 3);
     return where_reference(first ? Arrays{x[0], three, x[1]} : Arrays{x[0], x[1], three});
@@ -175,14 +175,14 @@ std::vector<Row> choice_rows() {
                   .call = [](const Tensors& x) { return where(x[0], 3, x[1]); },
                   .reference = [=](const Arrays& x) { return with_three(x, true); },
                   .operands = {flag(), {}},
-                  .dtypes = kNumbers,
+                  .dtypes = kAll,
                   .result = with_integer});
   rows.push_back({.name = "where, a number second",
                   .shapes = {{{3, 4}, {3, 4}}, {{3, 1}, {4}}},
                   .call = [](const Tensors& x) { return where(x[0], x[1], 3); },
                   .reference = [=](const Arrays& x) { return with_three(x, false); },
                   .operands = {flag(), {}},
-                  .dtypes = kNumbers,
+                  .dtypes = kAll,
                   .result = with_integer});
   rows.push_back(dropout_row("dropout", 0.4, true));
   rows.push_back(dropout_row("dropout of nothing", 0, true));

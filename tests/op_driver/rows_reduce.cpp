@@ -100,7 +100,7 @@ Row sum_to_row(const std::string& text, const Shape& from, const Shape& to) {
                 for_each_index(x[0].shape, [&](const Shape& i) { y(i) += x[0](i); });
                 return y;
               },
-          .dtypes = kNumbers,
+          .dtypes = kAll,
           // What needs no sum is x itself.
           .result = from == to ? same_dtype : total_dtype,
           .huge = {DType::f32}};
@@ -111,7 +111,7 @@ Row sum_to_row(const std::string& text, const Shape& from, const Shape& to) {
 std::vector<Row> reduction_rows() {
   std::vector<Row> rows;
   // Nothing is wider than f64, so a sum of f64 may overflow on its way.
-  const Row numbers{.dtypes = kNumbers, .result = total_dtype, .huge = {DType::f32}}, floats;
+  const Row numbers{.dtypes = kAll, .result = total_dtype, .huge = {DType::f32}}, floats;
   const auto sum_dims = [](const Tensor& x, const Shape& d, bool k) { return sum(x, d, k); };
   const auto mean_dims = [](const Tensor& x, const Shape& d, bool k) { return mean(x, d, k); };
   add_forms(rows, "sum", sum_dims, sum_of, numbers);
@@ -129,10 +129,10 @@ std::vector<Row> reduction_rows() {
       rows, "mean", [](const Tensor& x) { return mean(x); }, mean_of, floats);
   add_total(
       rows, "var", [](const Tensor& x) { return var(x); }, variance(1), floats);
-  add_total(rows, "max", [](const Tensor& x) { return max(x); }, checked_max, {.dtypes = kNumbers});
+  add_total(rows, "max", [](const Tensor& x) { return max(x); }, checked_max, {.dtypes = kAll});
   add_each_dim(rows, "max, dim", [](const Tensor& x, int d, bool k) { return max(x, d, k).values; },
-               checked_max, {.dtypes = kNumbers, .first_wins = true});
-  const Row indices{.dtypes = kNumbers, .result = index_dtype, .differentiable = false};
+               checked_max, {.dtypes = kAll, .first_wins = true});
+  const Row indices{.dtypes = kAll, .result = index_dtype, .differentiable = false};
   add_each_dim(
       rows, "max's indices, dim",
       [](const Tensor& x, int d, bool k) { return max(x, d, k).indices; }, argmax_of, indices);

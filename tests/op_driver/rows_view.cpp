@@ -42,6 +42,8 @@ Real converted(Real v, DType t) {
       return v != 0;
     case DType::i64:
     case DType::i32:
+    case DType::i16:
+    case DType::i8:
     case DType::u8:
       return std::trunc(v);
     default:
