@@ -71,9 +71,9 @@ TEST_CASE("devices: every kernel of the CPU is on the second device, for the sam
   }
   CHECK(count > 60);
   const std::string table = kernel_table();
-  CHECK(table.find("relu  cpu: f32 f64 i64 i32 i16 i8 u8  late: f32 f64 i64 i32 i16 i8 u8\n") !=
+  CHECK(table.find("relu  cpu: f32 f64 f16 bf16 i64 i32 i16 i8 u8  late: f32 f64 f16 bf16 i64 i32 i16 i8 u8\n") !=
         std::string::npos);
-  CHECK(table.find("softmax_backward  cpu: f32 f64  late: f32 f64\n") != std::string::npos);
+  CHECK(table.find("softmax_backward  cpu: f32 f64 f16 bf16  late: f32 f64 f16 bf16\n") != std::string::npos);
 }
 
 TEST_CASE("devices: the host cannot touch a device's memory, and reads elements by copies") {
