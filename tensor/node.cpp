@@ -10,7 +10,6 @@ namespace {
 
 thread_local bool grad_enabled = true;
 thread_local uint64_t next_sequence = 0;
-thread_local OpInterceptor* interceptor = nullptr;
 
 bool is_held_elsewhere(const Tensor& t) {
   return t.ref()->use_count() > 1 || t.storage().use_count() > 1;
@@ -186,13 +185,7 @@ Tensor Saved::kept(int i) const {
   return kept_[static_cast<size_t>(i)].unpack(node_.name());
 }
 
-OpInterceptor* set_op_interceptor(OpInterceptor* next) noexcept {
-  return std::exchange(interceptor, next);
-}
-
 namespace detail {
-
-OpInterceptor* op_interceptor() noexcept { return interceptor; }
 
 void attach(const Tensor& y, Ref<Node> node) {
   node->shape = y.shape();

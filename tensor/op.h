@@ -24,6 +24,7 @@
 #include <utility>
 
 #include <lockstep/tensor/node.h>
+#include <lockstep/tensor/op_hook.h>
 
 namespace lockstep {
 
@@ -91,17 +92,6 @@ class LOCKSTEP_API Saved {
   bool released_;
 };
 
-/// The names of all ops that are loaded, the library's and the user's, sorted. For tests that must
-/// cover every op.
-LOCKSTEP_API std::vector<std::string> op_names();
-
-namespace detail {
-LOCKSTEP_API bool register_op(const char* name);
-/// Registers Op when the binary that records it is loaded.
-template <class Op>
-inline const bool registered = register_op(Op::name);
-}  // namespace detail
-
 /// What an op saves: all that `saves` names, or what saves_for(i) names for the inputs that require
 /// grad.
 template <class Op, size_t N>
@@ -151,18 +141,7 @@ class OpNode final : public Node {
   bool released_ = false;
 };
 
-/// Called before every op on its thread; may replace the inputs. For autocast, profiling, anomaly
-/// detection.
-class LOCKSTEP_API OpInterceptor {
- public:
-  virtual ~OpInterceptor() = default;
-  virtual void before(const char* op, std::span<Tensor> inputs) = 0;
-};
-/// Installs an interceptor for this thread and returns the previous one; null means none.
-LOCKSTEP_API OpInterceptor* set_op_interceptor(OpInterceptor* interceptor) noexcept;
-
 namespace detail {
-LOCKSTEP_API OpInterceptor* op_interceptor() noexcept;
 /// Sets y's node.
 LOCKSTEP_API void attach(const Tensor& y, Ref<Node> node);
 /// Throws if an op must not write to x; `records` says whether the op is recorded.
@@ -234,13 +213,11 @@ Tensor apply(Op op, const Inputs&... inputs) {
 /// and an input requires grad, makes the op's node the result's node.
 template <class Op, class... Inputs>
 Tensor apply(Op op, const Inputs&... inputs) {
-  if (OpInterceptor* interceptor = detail::op_interceptor()) [[unlikely]] {
-    std::array<Tensor, sizeof...(Inputs)> replaced{inputs...};
-    interceptor->before(Op::name, replaced);
-    return [&]<size_t... I>(std::index_sequence<I...>) {
-      return detail::apply(std::move(op), replaced[I]...);
-    }
-    (std::index_sequence_for<Inputs...>());
+  if (detail::op_hooks()) [[unlikely]] {
+    const std::array<Tensor, sizeof...(Inputs)> held{inputs...};
+    return detail::call_op_hooks(detail::op_info<Op>(), held, 1, [&] {
+      return std::vector<Tensor>{detail::apply(std::move(op), inputs...)};
+    })[0];
   }
   return detail::apply(std::move(op), inputs...);
 }
@@ -253,17 +230,26 @@ template <class Op, class... Inputs>
 void apply_in_place(Op op, const Tensor& x, const Inputs&... inputs) {
   const bool record = is_floating(x.dtype()) && detail::records(inputs...);
   detail::check_in_place(Op::name, x, record);
-  if (OpInterceptor* interceptor = detail::op_interceptor()) [[unlikely]] {
-    std::array<Tensor, sizeof...(Inputs)> seen{inputs...};
-    interceptor->before(Op::name, seen);
+  const auto run = [&] {
+    Saver saver(record);
+    x.storage().bump_version();
+    detail::run_forward(op, saver, inputs...);
+    if (record)
+      detail::attach_in_place(x, make_ref<OpNode<Op, sizeof...(Inputs)>>(
+                                     std::move(op),
+                                     std::array<const Tensor*, sizeof...(Inputs)>{&inputs...}, x,
+                                     saver));
+  };
+  if (detail::op_hooks()) [[unlikely]] {
+    std::array<Tensor, sizeof...(Inputs)> held{inputs...};
+    held[0] = x;
+    detail::call_op_hooks(detail::op_info<Op>(true), held, 1, [&] {
+      run();
+      return std::vector<Tensor>{x};
+    });
+  } else {
+    run();
   }
-  Saver saver(record);
-  x.storage().bump_version();
-  detail::run_forward(op, saver, inputs...);
-  if (record)
-    detail::attach_in_place(
-        x, make_ref<OpNode<Op, sizeof...(Inputs)>>(
-               std::move(op), std::array<const Tensor*, sizeof...(Inputs)>{&inputs...}, x, saver));
 }
 
 /// An op over a list of tensors of any length (cat, stack): forward takes the span; saves nothing.
@@ -280,9 +266,9 @@ class ListNode final : public Node {
  private:
   Op op_;
 };
+namespace detail {
 template <class Op>
-Tensor apply_list(Op op, std::vector<Tensor> inputs) {
-  if (OpInterceptor* interceptor = detail::op_interceptor()) interceptor->before(Op::name, inputs);
+Tensor apply_list(Op op, const std::vector<Tensor>& inputs) {
   bool record = false;
   for (const Tensor& x : inputs) record |= x.node().get() != nullptr;
   Tensor y;
@@ -295,6 +281,15 @@ Tensor apply_list(Op op, std::vector<Tensor> inputs) {
   return detail::finish(
       Op::name, std::move(y), all, record && is_grad_enabled(),
       [&](const Tensor&) { return make_ref<ListNode<Op>>(std::move(op), inputs); });
+}
+}  // namespace detail
+template <class Op>
+Tensor apply_list(Op op, const std::vector<Tensor>& inputs) {
+  if (detail::op_hooks()) [[unlikely]]
+    return detail::call_op_hooks(detail::op_info<Op>(), inputs, 1, [&] {
+      return std::vector<Tensor>{detail::apply_list(std::move(op), inputs)};
+    })[0];
+  return detail::apply_list(std::move(op), inputs);
 }
 
 }  // namespace lockstep

@@ -20,6 +20,7 @@ namespace {
 
 struct CrossEntropy {
   static constexpr const char* name = "cross_entropy";
+  static constexpr Precision precision = Precision::full;
   static constexpr unsigned saves = kInput(0) | kInput(1);
   kernels::CrossEntropyTask task;
   double divisor = 1;  // of the gradient

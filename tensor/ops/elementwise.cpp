@@ -173,6 +173,7 @@ Tensor& binary_(Op op, Tensor& x, Tensor other) {
 
 struct WhereOp {
   static constexpr const char* name = "where";
+  static constexpr Precision precision = Precision::widest;
   static constexpr unsigned saves = kInput(0);
   Shape a_shape = {}, b_shape = {};
 
@@ -203,7 +204,7 @@ struct DropoutOp {
   Tensor forward(const Tensor& x) const {
     const Tensor* inputs[] = {&x};
     const Tensor y =
-        x.ref().get() == consumable
+        elementwise::consumes(consumable, x)
             ? x.detach()
             : empty_strided(x.shape(), result_strides(x.shape(), inputs), elementwise::like(x));
     const Tensor* operands[] = {&y, &x};

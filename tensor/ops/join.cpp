@@ -10,6 +10,7 @@ namespace {
 
 struct Cat {
   static constexpr const char* name = "cat";
+  static constexpr Precision precision = Precision::widest;
   int dim;
   DType dtype;
   Shape shape;
@@ -46,6 +47,7 @@ struct Cat {
 
 struct Stack {
   static constexpr const char* name = "stack";
+  static constexpr Precision precision = Precision::widest;
   int dim;
   DType dtype;
   std::vector<DType> dtypes = {};

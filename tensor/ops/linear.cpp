@@ -40,6 +40,7 @@ void relu_backward_cpu(const Tensor& dy, const Tensor& y, const Tensor& dz) {
 /// dz = dy where not y <= 0,  dx = dz W,  dW = dz^T x,  db = sum_rows dz.
 struct Linear {
   static constexpr const char* name = "linear";
+  static constexpr Precision precision = Precision::lower;
   static inline Kernel<void(const Tensor&, const Tensor&, const Tensor&, bool, const Tensor&)>
       kernel{"linear", linear_cpu};
   static inline Kernel<void(const Tensor&, const Tensor&, const Tensor&)> relu_backward{

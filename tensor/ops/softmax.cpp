@@ -16,6 +16,7 @@ namespace {
 
 struct Softmax {
   static constexpr const char* name = "softmax";
+  static constexpr Precision precision = Precision::full;
   static constexpr unsigned saves = kOutput;
   int dim;
   Tensor forward(const Tensor& x) {
@@ -34,6 +35,7 @@ struct Softmax {
 
 struct LogSoftmax {
   static constexpr const char* name = "log_softmax";
+  static constexpr Precision precision = Precision::full;
   static constexpr unsigned saves = kOutput;
   int dim;
   Tensor forward(const Tensor& x) {
