@@ -214,8 +214,8 @@ void replace_storage(const Tensor& t, const Tensor& with, Target target) {
   body.strides = with.strides();
   body.dtype = with.dtype();
   if (const Ref<Leaf>& leaf = body.leaf) {
-    leaf->dtype = with.dtype();
-    leaf->device = with.device();
+    leaf->output().dtype = with.dtype();
+    leaf->output().device = with.device();
     if (leaf->gradient.defined()) leaf->gradient = leaf->gradient.detach().to(target);
   }
 }

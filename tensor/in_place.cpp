@@ -140,9 +140,11 @@ struct ReadView {
 /// The node of an op whose result is in y already.
 template <class Op, class... Inputs>
 Ref<Node> node_of(Op op, const Tensor& y, const Inputs&... inputs) {
-  Saver saver(false);
-  return make_ref<OpNode<Op, sizeof...(Inputs)>>(
-      std::move(op), std::array<const Tensor*, sizeof...(Inputs)>{&inputs...}, y, saver);
+  const std::array<const Tensor*, sizeof...(Inputs)> all{&inputs...};
+  Saver saver(Op::name, false);
+  return make_ref<OpNode<Op, sizeof...(Inputs), 1>>(
+      std::move(op), detail::ListSpan<const Tensor* const, sizeof...(Inputs)>(all),
+      detail::ListSpan<const Tensor, 1>(&y, 1), saver);
 }
 
 }  // namespace
@@ -155,7 +157,7 @@ void Tensor::update_view() const {
   if (b.graph.load(std::memory_order_relaxed) == graph) return;
   const Tensor base(b.base);
   b.node = nullptr;
-  if (base.node()) detail::attach(*this, node_of(ReadView{{*b.base, b}}, *this, base));
+  if (base.node()) detail::attach(*this, {node_of(ReadView{{*b.base, b}}, *this, base)});
   b.graph.store(graph, std::memory_order_release);
 }
 
@@ -186,13 +188,13 @@ void check_in_place(const char* op, const Tensor& x, bool records) {
 void attach_in_place(const Tensor& x, Ref<Node> node) {
   TensorBody& b = x.body();
   if (!b.base) {
-    attach(x, std::move(node));
+    attach(x, {std::move(node)});
     b.graph.fetch_add(1, std::memory_order_acq_rel);
     return;
   }
   const Tensor base(b.base);
-  attach(x, std::move(node));
-  attach(base, node_of(ReplaceView{{*b.base, b}}, base, base, x));
+  attach(x, {std::move(node)});
+  attach(base, {node_of(ReplaceView{{*b.base, b}}, base, base, x)});
   b.graph.store(b.base->graph.fetch_add(1, std::memory_order_acq_rel) + 1,
                 std::memory_order_release);
 }

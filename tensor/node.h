@@ -1,6 +1,6 @@
-// Node: one op in the graph behind a tensor. Each node has one output, so the graph consists of
-// nodes that point at the nodes of their inputs. A Leaf is the node of a tensor that accumulates a
-// gradient. The traversal of the graph is in autograd/engine.cpp.
+// Node: one op in the graph behind its results. The graph consists of nodes whose edges point at the
+// nodes of their inputs, each at one of that node's outputs. A Leaf is the node of a tensor that
+// accumulates a gradient. The traversal of the graph is in autograd/engine.cpp.
 #pragma once
 
 #include <atomic>
@@ -30,35 +30,63 @@ class LOCKSTEP_API InputGradients {
   virtual void none(int i) = 0;
 };
 
+/// Where a tensor comes from: one of a node's outputs. Without a node, it requires no grad.
+struct Edge {
+  Ref<Node> node;
+  int output = 0;
+  explicit operator bool() const { return static_cast<bool>(node); }
+  bool operator==(const Edge&) const = default;
+};
+
 class LOCKSTEP_API Node : public RefCounted {
  public:
   using Hook = std::function<Tensor(const Tensor&)>;
   using Hooks = std::vector<std::pair<uint64_t, Hook>>;
+  /// What the gradient of an output must be, and who wants to see it.
+  struct LOCKSTEP_API Output {
+    Shape shape;
+    DType dtype = DType::f32;
+    Device device;
+    std::shared_ptr<Hooks> hooks;  // null while there are none; HookHandles hold weak pointers
+
+    void describe(const Tensor& y);
+    /// Zeros in the output's shape, dtype and device.
+    Tensor zeros() const;
+  };
 
   Node();
   /// The op's name, as in "relu".
   virtual const char* name() const = 0;
-  /// From dy, the gradient of this node's tensor, to the gradients of its inputs. With grad mode on
-  /// (create_graph) it records itself like any forward.
-  virtual void backward(const Tensor& dy, InputGradients& dx) = 0;
+  /// From the gradients of the outputs to those of the inputs. `dys` has one for each output,
+  /// undefined where none arrived, but not all of them. With grad mode on (create_graph) it records
+  /// itself like any forward.
+  virtual void backward(std::span<const Tensor> dys, InputGradients& dx) = 0;
   /// This node as a Leaf, or null.
   virtual Leaf* as_leaf() noexcept { return nullptr; }
   /// Frees the saved tensors; called after backward unless the graph is retained.
   virtual void release_saved() {}
 
-  std::vector<Ref<Node>> inputs;  // by input of the op; null where it requires no grad
-  Shape shape;                    // of the tensor this node made
-  DType dtype = DType::f32;
-  Device device;
+  int outputs() const { return outputs_; }
+  Output& output(int i = 0) { return i == 0 ? first_ : others_[static_cast<size_t>(i) - 1]; }
+  const Output& output(int i = 0) const { return const_cast<Node*>(this)->output(i); }
+
+  std::span<const Edge> inputs;  // by input of the op; in the subclass, without memory of its own
   uint64_t sequence;  // grows with creation on a thread: later nodes run first in backward
-  std::shared_ptr<Hooks> hooks;  // null while there are none; HookHandles hold weak pointers
 
  protected:
+  /// The tensors that this node makes.
+  void set_outputs(std::span<const Tensor> ys);
   void dispose() noexcept override;  // unlinks a chain of any length, without recursion or memory
 
  private:
+  int outputs_ = 1;
+  Output first_;
+  std::unique_ptr<Output[]> others_;
   Node* next_doomed_ = nullptr;
 };
+
+/// Where t comes from.
+inline Edge edge_of(const Tensor& t) { return {t.node(), t.body().output}; }
 
 /// The Node::sequence of the next node that this thread makes.
 LOCKSTEP_API uint64_t next_node_sequence() noexcept;
@@ -89,7 +117,7 @@ struct LOCKSTEP_API Leaf final : Node {
 
   explicit Leaf(TensorBody* owner);
   const char* name() const override { return "leaf"; }
-  void backward(const Tensor&, InputGradients&) override {}
+  void backward(std::span<const Tensor>, InputGradients&) override {}
   Leaf* as_leaf() noexcept override { return this; }
 
   /// Adds the gradient of one backward, then runs the post hooks. `may_take` says that the caller

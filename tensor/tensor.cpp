@@ -69,6 +69,7 @@ Tensor& Tensor::requires_grad_(bool on) {
   b.leaf->frozen = !on;
   b.base = nullptr;  // a leaf is the root of its own graph
   b.node = on ? b.leaf : nullptr;
+  b.output = 0;
   return *this;
 }
 
@@ -132,10 +133,11 @@ HookHandle handle(const std::shared_ptr<Hooks>& hooks, uint64_t id) {
 HookHandle Tensor::register_hook(std::function<Tensor(const Tensor&)> f) const {
   const Ref<Node>& n = node();
   LOCKSTEP_CHECK(n, AutogradError, "register_hook: the tensor does not require grad");
-  if (!n->hooks) n->hooks = std::make_shared<Node::Hooks>();
+  std::shared_ptr<Node::Hooks>& hooks = n->output(body().output).hooks;
+  if (!hooks) hooks = std::make_shared<Node::Hooks>();
   const uint64_t id = next_hook_id();
-  n->hooks->emplace_back(id, std::move(f));
-  return handle(n->hooks, id);
+  hooks->emplace_back(id, std::move(f));
+  return handle(hooks, id);
 }
 
 HookHandle Tensor::register_post_accumulate_grad_hook(std::function<void(const Tensor&)> f) const {

@@ -66,7 +66,7 @@ class LOCKSTEP_API HookHandle {
 };
 
 /// What Tensor handles point to. `node` is grad_fn in PyTorch: the node of the op that made the
-/// tensor, its `leaf`, or null if it does not require grad. A frozen tensor has no node and keeps
+/// tensor, as its output number `output`; its `leaf`; or null if it does not require grad. A frozen tensor has no node and keeps
 /// its leaf.
 ///
 /// A view made in grad mode refers to its `base`, the tensor at the root of a chain of views. An
@@ -80,6 +80,7 @@ struct LOCKSTEP_API TensorBody final : RefCounted {
   Strides strides;
   DType dtype = DType::f32;
   bool untracked_view = false;  // made without grad mode: its base is not recorded
+  int output = 0;
   std::atomic<uint32_t> graph{0};
   Ref<TensorBody> base;  // null unless a view
   Ref<Node> node;

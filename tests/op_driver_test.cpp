@@ -439,7 +439,7 @@ struct NameCollector final : OpHook {
       waiting.pop_back();
       if (!node || !seen.insert(node).second) continue;
       names.insert(node->name());
-      for (const Ref<Node>& input : node->inputs) waiting.push_back(input.get());
+      for (const Edge& input : node->inputs) waiting.push_back(input.node.get());
     }
   }
 };

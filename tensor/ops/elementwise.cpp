@@ -114,7 +114,7 @@ Tensor binary(Op op, const Tensor& a, const Tensor& b) {
 /// A copy of x before an in-place op, with x's node.
 Tensor before(const Tensor& x) {
   Tensor old = x.detach().clone();
-  old.body().node = x.node();
+  detail::attach(old, edge_of(x));
   return old;
 }
 
@@ -161,9 +161,9 @@ Tensor& binary_(Op op, Tensor& x, Tensor other) {
   const bool is_itself = other.data_ptr() == x.data_ptr();
   const Tensor input = saves & (kInput(0) | (is_itself ? kInput(1) : 0)) ? before(x) : x;
   if (saves & kInput(1) && is_itself) {
-    const Ref<lockstep::Node> other_node = other.node();
+    const Edge other_edge = edge_of(other);
     other = input.detach();
-    other.body().node = other_node;
+    detail::attach(other, other_edge);
   }
   apply_in_place(std::move(node), x, input, other);
   return x;
