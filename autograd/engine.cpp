@@ -30,9 +30,8 @@ struct Task {
     return others[static_cast<size_t>(edge.output) - 1];
   }
   bool captured() const {
-    return first.capture >= 0 || std::any_of(others.begin(), others.end(), [](const Arrival& a) {
-             return a.capture >= 0;
-           });
+    return first.capture >= 0 || std::any_of(others.begin(), others.end(),
+                                             [](const Arrival& a) { return a.capture >= 0; });
   }
   bool arrived() const {
     return first.gradient.defined() ||
@@ -254,9 +253,8 @@ class Backward {
       return node && walk_.tasks_[node.get()].needed;
     }
     bool any_needed() const {
-      return std::any_of(node_.inputs.begin(), node_.inputs.end(), [&](const Edge& e) {
-        return e && walk_.tasks_[e.node.get()].needed;
-      });
+      return std::any_of(node_.inputs.begin(), node_.inputs.end(),
+                         [&](const Edge& e) { return e && walk_.tasks_[e.node.get()].needed; });
     }
     Tensor destination(int i) const override {
       const Ref<Node>& node = input(i).node;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-
 namespace lockstep {
 namespace {
 
@@ -15,29 +14,27 @@ bool is_held_elsewhere(const Tensor& t) {
   return t.ref()->use_count() > 1 || t.storage().use_count() > 1;
 }
 
-/// Whether t has the strides of `like`, those of dimensions of size 1 aside.
-bool lies_like(const Tensor& t, const TensorBody& like) {
+}  // namespace
+
+bool detail::has_strides(const Tensor& t, const Strides& strides) {
   for (int d = 0; d < t.dim(); ++d)
-    if (t.shape()[d] > 1 && t.strides()[d] != like.strides[d]) return false;
+    if (t.shape()[d] > 1 && t.strides()[d] != strides[d]) return false;
   return true;
 }
 
-/// A copy of t with the strides of `like`, or contiguous if those have gaps or repeat.
-Tensor copy_like(const Tensor& t, const TensorBody& like) {
+Tensor detail::copy_with_strides(const Tensor& t, const Strides& strides) {
   const TensorOptions options{.dtype = t.dtype(), .device = t.device()};
   int64_t last = 0;
   bool repeats = false;
   for (int d = 0; d < t.dim(); ++d) {
-    last += (t.shape()[d] - 1) * like.strides[d];
-    repeats |= t.shape()[d] > 1 && like.strides[d] == 0;
+    last += (t.shape()[d] - 1) * strides[d];
+    repeats |= t.shape()[d] > 1 && strides[d] == 0;
   }
   const bool dense = !repeats && t.numel() > 0 && last == t.numel() - 1;
-  Tensor copy = dense ? empty_strided(t.shape(), like.strides, options) : empty(t.shape(), options);
+  Tensor copy = dense ? empty_strided(t.shape(), strides, options) : empty(t.shape(), options);
   copy.copy_(t);
   return copy;
 }
-
-}  // namespace
 
 bool is_grad_enabled() noexcept { return grad_enabled; }
 void set_grad_enabled(bool on) noexcept { grad_enabled = on; }
@@ -117,10 +114,12 @@ void Leaf::add_to_gradient(Tensor g, bool may_take) {
     gradient = slot;
     g = Tensor();  // the watcher checks the slot's use count
   } else if (!gradient.defined()) {
-    gradient = may_take && lies_like(g, *owner) ? std::move(g) : copy_like(g, *owner);
+    gradient = may_take && detail::has_strides(g, owner->strides)
+                   ? std::move(g)
+                   : detail::copy_with_strides(g, owner->strides);
   } else if (is_grad_enabled() || is_held_elsewhere(gradient)) {
     // With create_graph both may be part of a graph; a gradient held elsewhere must not change.
-    Tensor sum = copy_like(gradient, *owner);
+    Tensor sum = detail::copy_with_strides(gradient, owner->strides);
     sum.add_(g);
     gradient = std::move(sum);
   } else {

@@ -85,6 +85,13 @@ class LOCKSTEP_API Node : public RefCounted {
   Node* next_doomed_ = nullptr;
 };
 
+namespace detail {
+/// Whether t has these strides, those of dimensions of size 1 aside.
+bool has_strides(const Tensor& t, const Strides& strides);
+/// A copy of t with these strides, or contiguous if they have gaps or repeat.
+Tensor copy_with_strides(const Tensor& t, const Strides& strides);
+}  // namespace detail
+
 /// Where t comes from.
 inline Edge edge_of(const Tensor& t) { return {t.node(), t.body().output}; }
 

@@ -3,6 +3,76 @@
 #include <algorithm>
 
 namespace lockstep {
+namespace {
+
+using autograd::SavedTensorHooks;
+
+thread_local SavedTensorHooks* innermost = nullptr;
+
+/// What pack returned, and what unpack must return.
+struct Packed final : RefCounted {
+  std::any value;
+  std::shared_ptr<const SavedTensorHooks::Functions> hooks;
+  Shape shape;
+  Strides strides;
+  DType dtype;
+  Device device;
+
+  Packed(const Tensor& t, const SavedFrom& from,
+         std::shared_ptr<const SavedTensorHooks::Functions> active)
+      : hooks(std::move(active)),
+        shape(t.shape()),
+        strides(t.strides()),
+        dtype(t.dtype()),
+        device(t.device()) {
+    struct Suspended {  // what pack saves goes through no hook
+      SavedTensorHooks* before = std::exchange(innermost, nullptr);
+      ~Suspended() { innermost = before; }
+    } suspended;
+    const NoGradGuard guard;
+    const uint32_t version = t.storage().version();
+    value = hooks->pack(t, from);
+    LOCKSTEP_CHECK(t.storage().version() == version, AutogradError, from.op,
+                   ": a pack hook of SavedTensorHooks changed ", from,
+                   " in place; pack a clone() of it");
+  }
+
+  Tensor unpack(const SavedFrom& from) const {
+    const Tensor t = hooks->unpack(value);
+    const auto what = [&] {
+      return str_cat("backward of ", from.op, ": an unpack hook of SavedTensorHooks returned ");
+    };
+    LOCKSTEP_CHECK(t.defined(), AutogradError, what(), "an undefined tensor for ", from);
+    LOCKSTEP_CHECK(t.shape() == shape, ShapeError, what(), "shape ", t.shape(), " for ", from,
+                   ", which had shape ", shape);
+    LOCKSTEP_CHECK(t.dtype() == dtype, DTypeError, what(), t.dtype(), " for ", from, ", which was ",
+                   dtype);
+    LOCKSTEP_CHECK(t.device() == device, DeviceError, what(), "a tensor on ", t.device(), " for ",
+                   from, ", which was on ", device);
+    // Ops read what they save in the memory order that they gave it.
+    const NoGradGuard guard;
+    return detail::has_strides(t, strides) ? t.detach()
+                                           : detail::copy_with_strides(t.detach(), strides);
+  }
+};
+
+}  // namespace
+
+// ---- hooks ----
+
+SavedTensorHooks::SavedTensorHooks(Functions functions)
+    : functions_(std::make_shared<Functions>(std::move(functions))),
+      outer_(std::exchange(innermost, this)) {}
+
+SavedTensorHooks::~SavedTensorHooks() {
+  SavedTensorHooks** at = &innermost;
+  while (*at && *at != this) at = &(*at)->outer_;
+  if (*at) *at = outer_;
+}
+
+std::shared_ptr<const SavedTensorHooks::Functions> SavedTensorHooks::active() {
+  return innermost ? innermost->functions_ : nullptr;
+}
 
 void append(std::string& text, const SavedFrom& from) {
   constexpr const char* roles[] = {"input ", "output ", "kept tensor "};
@@ -10,22 +80,36 @@ void append(std::string& text, const SavedFrom& from) {
   append(text, from.number);
 }
 
-SavedTensor::SavedTensor(const Tensor& t, Edge edge, const SavedFrom&) : edge_(std::move(edge)) {
+// ---- saved tensors ----
+
+SavedTensor::SavedTensor(const Tensor& t, Edge edge, SavedFrom from) : edge_(std::move(edge)) {
   if (!t.defined()) return;
   tensor_ = t.detach();
   version_ = t.storage().version();
+  if (!innermost) [[likely]]
+    return;
+  from.is_leaf = edge_ && edge_.node->as_leaf();
+  packed_ = make_ref<Packed>(tensor_, from, SavedTensorHooks::active());
+  tensor_ = Tensor();
 }
 
 Tensor SavedTensor::unpack(const SavedFrom& from) const {
-  if (!tensor_.defined()) return tensor_;  // an absent input
-  LOCKSTEP_CHECK(tensor_.storage().version() == version_, AutogradError, "backward of ", from.op,
-                 ": a tensor of shape ", tensor_.shape(),
-                 " that it needs was changed in place since (version ", tensor_.storage().version(),
-                 ", expected ", version_,
-                 "); use the out-of-place form of what changed it, or, if that "
-                 "was an optimizer's step or a load, call backward before");
-  if (!edge_ || !is_grad_enabled()) return tensor_;
-  Tensor connected = tensor_.detach();
+  Tensor t = tensor_;
+  if (packed_) {
+    t = static_cast<const Packed&>(*packed_).unpack(from);
+  } else if (!t.defined()) {
+    return t;  // an absent input
+  } else {
+    const uint32_t version = t.storage().version();
+    LOCKSTEP_CHECK(version == version_, AutogradError, "backward of ", from.op,
+                   ": a tensor of shape ", t.shape(),
+                   " that it needs was changed in place since (version ", version, ", expected ",
+                   version_,
+                   "); use the out-of-place form of what changed it, or, if that "
+                   "was an optimizer's step or a load, call backward before");
+  }
+  if (!edge_ || !is_grad_enabled()) return t;
+  Tensor connected = t.detach();
   connected.body().node = edge_.node;
   connected.body().output = edge_.output;
   return connected;

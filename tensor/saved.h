@@ -3,10 +3,10 @@
 #pragma once
 
 #include <span>
-#include <string>
 #include <vector>
 
 #include <lockstep/tensor/node.h>
+#include <lockstep/tensor/saved_tensor_hooks.h>
 
 namespace lockstep {
 
@@ -23,30 +23,22 @@ constexpr bool saves_input(unsigned saves, size_t i) {
 constexpr bool saves_output(unsigned saves, size_t i) { return i < 8 && saves & kOutput << i; }
 }  // namespace detail
 
-/// What a saved tensor is to its op.
-struct LOCKSTEP_API SavedFrom {
-  enum Role { input, output, kept };
-  const char* op;
-  Role role;
-  int number;
-};
-/// "input 0"
-LOCKSTEP_API void append(std::string& text, const SavedFrom& from);
-
-/// A tensor saved for backward, with the version of its storage at that moment. It refers to the
-/// storage and the graph, not to the handle it was made from, so that it is in no reference cycle.
+/// A tensor saved for backward, with the version of its storage at that moment, or what a
+/// SavedTensorHooks made of it. It refers to the storage and the graph, not to the handle it was made
+/// from, so that it is in no reference cycle.
 class LOCKSTEP_API SavedTensor {
  public:
   SavedTensor() = default;
   /// `edge` is where the tensor comes from; none for a constant.
-  SavedTensor(const Tensor& t, Edge edge, const SavedFrom& from);
+  SavedTensor(const Tensor& t, Edge edge, SavedFrom from);
   /// The tensor, part of the graph if grad mode is on. Throws AutogradError when an in-place op has
-  /// changed the storage since.
+  /// changed the storage since, unless it was packed.
   Tensor unpack(const SavedFrom& from) const;
   void reset() { *this = SavedTensor(); }
 
  private:
-  Tensor tensor_;
+  Tensor tensor_;           // undefined if absent or packed
+  Ref<RefCounted> packed_;  // what hooks made of it; or null
   Edge edge_;
   uint32_t version_ = 0;
 };

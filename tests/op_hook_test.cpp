@@ -110,7 +110,8 @@ TEST_CASE("the ops of a backward are seen too, and gradients are the same with a
   CHECK(names.count("slice_backward") + names.count("expand") >= 1);
 }
 
-TEST_CASE("ops of which a forward is made belong to it, and a hook's own ops go to the outer hooks") {
+TEST_CASE(
+    "ops of which a forward is made belong to it, and a hook's own ops go to the outer hooks") {
   const Tensor x = leaf({1, 5, 2});
   Names log;
   Logger outer("", log);
@@ -172,7 +173,8 @@ TEST_CASE("what a hook returns must fit the op, which runs once") {
   Calls hook([&](const OpInfo&, std::span<const Tensor>, const OpHook::Run&) { return result; });
   {
     const OpHookGuard guard(hook);
-    CHECK_THROWS_WITH_AS(exp(x), Contains("exp: an OpHook returned 0 results, and the op has 1"), Error);
+    CHECK_THROWS_WITH_AS(exp(x), Contains("exp: an OpHook returned 0 results, and the op has 1"),
+                         Error);
     result = {Tensor()};
     CHECK_THROWS_WITH_AS(exp(x), Contains("exp: an OpHook returned an undefined tensor"), Error);
     result = {tensor(V{1})};
@@ -225,7 +227,8 @@ TEST_CASE("the precision of every op is the documented one") {
   const std::map<Precision, std::set<std::string>> documented{
       {Precision::lower, {"linear", "matmul", "conv2d"}},
       {Precision::full,
-       {"exp", "log", "pow", "softmax", "log_softmax", "cross_entropy", "layer_norm", "sum", "var"}},
+       {"exp", "log", "pow", "softmax", "log_softmax", "cross_entropy", "layer_norm", "sum",
+        "var"}},
       {Precision::widest, {"cat", "stack", "where"}}};
   std::set<std::string> named, loaded;
   for (const OpInfo& op : op_infos()) {

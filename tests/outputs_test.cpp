@@ -169,18 +169,18 @@ TEST_CASE("an op with two results is one node; each result knows its number") {
 
 TEST_CASE("derivatives of each result, and of both, are those of finite differences") {
   const Tensor x = leaf({0.5, -1.2, 0.1});
-  for (const auto& f : std::vector<autograd::Differentiable>{
-           [](Inputs in) { return square_and_exp(in[0])[0]; },
-           [](Inputs in) { return square_and_exp(in[0])[1]; },
-           [](Inputs in) {
-             const auto [a, b] = square_and_exp(in[0]);
-             return a * b + b;
-           },
-           [](Inputs in) {
-             const auto [a, b] = square_and_exp(in[0] * 2.0);
-             const auto [c, d] = square_and_exp(a + b);
-             return c * b + d * a;
-           }}) {
+  for (const auto& f :
+       std::vector<autograd::Differentiable>{[](Inputs in) { return square_and_exp(in[0])[0]; },
+                                             [](Inputs in) { return square_and_exp(in[0])[1]; },
+                                             [](Inputs in) {
+                                               const auto [a, b] = square_and_exp(in[0]);
+                                               return a * b + b;
+                                             },
+                                             [](Inputs in) {
+                                               const auto [a, b] = square_and_exp(in[0] * 2.0);
+                                               const auto [c, d] = square_and_exp(a + b);
+                                               return c * b + d * a;
+                                             }}) {
     CHECK_NOTHROW(gradcheck(f, {x}));
     CHECK_NOTHROW(gradgradcheck(f, {x}));
   }
