@@ -214,7 +214,7 @@ class Backward {
 
   void run_hooks(const Node::Output& output, Arrival& arrival) {
     if (!output.hooks) return;
-    for (auto& [id, hook] : Node::Hooks(*output.hooks))
+    for (auto& [id, hook] : std::vector(output.hooks->list))
       if (Tensor replaced = hook(arrival.gradient); replaced.defined()) {
         LOCKSTEP_CHECK(replaced.shape() == output.shape, ShapeError,
                        "register_hook: a hook returned a gradient of shape ", replaced.shape(),
@@ -228,6 +228,8 @@ class Backward {
         arrival.gradient = std::move(replaced);
         arrival.own = false;
       }
+    for (const Ref<Leaf>& leaf : std::vector(output.hooks->retained))
+      leaf->accumulate(arrival.gradient, false);
     arrival.own = arrival.own && arrival.gradient.ref()->use_count() == 1 &&
                   arrival.gradient.storage().use_count() == 1;  // a hook may have kept it
   }

@@ -64,6 +64,11 @@ void Node::Output::describe(const Tensor& y) {
   device = y.device();
 }
 
+Node::Hooks& Node::Output::make_hooks() {
+  if (!hooks) hooks = std::make_shared<Hooks>();
+  return *hooks;
+}
+
 Tensor Node::Output::zeros() const {
   return lockstep::zeros(shape, {.dtype = dtype, .device = device});
 }

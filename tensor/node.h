@@ -41,7 +41,10 @@ struct Edge {
 class LOCKSTEP_API Node : public RefCounted {
  public:
   using Hook = std::function<Tensor(const Tensor&)>;
-  using Hooks = std::vector<std::pair<uint64_t, Hook>>;
+  struct Hooks {
+    std::vector<std::pair<uint64_t, Hook>> list;
+    std::vector<Ref<Leaf>> retained;  // of tensors that retain_grad(): take the gradient at last
+  };
   /// What the gradient of an output must be, and who wants to see it.
   struct LOCKSTEP_API Output {
     Shape shape;
@@ -50,6 +53,7 @@ class LOCKSTEP_API Node : public RefCounted {
     std::shared_ptr<Hooks> hooks;  // null while there are none; HookHandles hold weak pointers
 
     void describe(const Tensor& y);
+    Hooks& make_hooks();
     /// Zeros in the output's shape, dtype and device.
     Tensor zeros() const;
   };
@@ -117,7 +121,8 @@ class LOCKSTEP_API BackwardWatcher {
   virtual void backward_ends(bool failed) = 0;
 };
 
-/// The node of a tensor that requires grad and was not made by an op. It holds the gradient.
+/// The node of a tensor that requires grad and was not made by an op. It holds the gradient. That of
+/// another tensor with retain_grad() is held by a Leaf outside the graph.
 struct LOCKSTEP_API Leaf final : Node {
   using PostHook = std::function<void(const Tensor&)>;
   using PostHooks = std::vector<std::pair<uint64_t, PostHook>>;
@@ -140,6 +145,7 @@ struct LOCKSTEP_API Leaf final : Node {
 
   TensorBody* owner;  // the tensor; null once it is destroyed
   Tensor gradient;
+  bool retains = false;  // outside the graph: an op made the tensor
   bool accumulated = false;  // a backward has added to it since it was cleared, assigned or reduced
   /// The tensor does not require grad for now. Atomic, because one thread may freeze a leaf of the
   /// graph that another traverses.

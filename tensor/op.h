@@ -126,21 +126,22 @@ template <int In, int Out, class Op>
 void finish(Op& op, ListSpan<const Tensor* const, In> inputs, ListSpan<Tensor, Out> ys, bool record,
             Saver& saver) {
   List<const Tensor*, Out> sources = make_list<const Tensor*, Out>(ys.size());
-  bool floating = false;
+  bool differentiable = false;
   for (size_t i = 0; i < ys.size(); ++i) {
     sources[i] = source_of(Op::name, ys[i], inputs);
     for (size_t j = 0; j < i && !sources[i]; ++j)
       if (ys[j].is_same(ys[i])) sources[i] = &ys[j];
-    floating |= is_floating(ys[i].dtype());
+    differentiable |= is_floating(ys[i].dtype()) && saver.is_differentiable(i);
   }
-  record = record && floating;
-  if (record) {
+  if (record)
     for (size_t i = ys.size(); i-- > 0;)
       if (sources[i] && sources[i]->is_same(ys[i]) && is_floating(ys[i].dtype()))
         ys[i] = ys[i].detach();
+  if (record && differentiable) {
     const Ref<Node> node = make_ref<OpNode<Op, In, Out>>(std::move(op), inputs, ys, saver);
     for (size_t i = 0; i < ys.size(); ++i)
-      if (is_floating(ys[i].dtype())) attach(ys[i], {node, static_cast<int>(i)});
+      if (is_floating(ys[i].dtype()) && saver.is_differentiable(i))
+        attach(ys[i], {node, static_cast<int>(i)});
   }
   if (!is_grad_enabled()) return;
   for (size_t i = 0; i < ys.size(); ++i)

@@ -82,7 +82,8 @@ void append(std::string& text, const SavedFrom& from) {
 
 // ---- saved tensors ----
 
-SavedTensor::SavedTensor(const Tensor& t, Edge edge, SavedFrom from) : edge_(std::move(edge)) {
+SavedTensor::SavedTensor(const Tensor& t, Edge edge, SavedFrom from, bool own)
+    : edge_(std::move(edge)), own_(own) {
   if (!t.defined()) return;
   tensor_ = t.detach();
   version_ = t.storage().version();
@@ -93,7 +94,7 @@ SavedTensor::SavedTensor(const Tensor& t, Edge edge, SavedFrom from) : edge_(std
   tensor_ = Tensor();
 }
 
-Tensor SavedTensor::unpack(const SavedFrom& from) const {
+Tensor SavedTensor::unpack(const SavedFrom& from, const Node& saver) const {
   Tensor t = tensor_;
   if (packed_) {
     t = static_cast<const Packed&>(*packed_).unpack(from);
@@ -108,17 +109,34 @@ Tensor SavedTensor::unpack(const SavedFrom& from) const {
                    "); use the out-of-place form of what changed it, or, if that "
                    "was an optimizer's step or a load, call backward before");
   }
-  if (!edge_ || !is_grad_enabled()) return t;
+  if (!(edge_ || own_) || !is_grad_enabled()) return t;
   Tensor connected = t.detach();
-  connected.body().node = edge_.node;
+  connected.body().node = own_ ? Ref<Node>(const_cast<Node*>(&saver)) : edge_.node;
   connected.body().output = edge_.output;
   return connected;
 }
 
-void Saver::keep(int i, const Tensor& t) {
-  if (!records_) return;
+void Saver::keep(int i, SavedTensor saved) {
   kept_.resize(std::max(kept_.size(), static_cast<size_t>(i) + 1));
-  kept_[static_cast<size_t>(i)] = SavedTensor(t, {}, {op_, SavedFrom::kept, i});
+  kept_[static_cast<size_t>(i)] = std::move(saved);
+}
+
+void Saver::keep(int i, const Tensor& t) {
+  if (records_) keep(i, SavedTensor(t, {}, {op_, SavedFrom::kept, i}));
+}
+
+void Saver::keep_connected(int i, const Tensor& t) {
+  if (records_)
+    keep(i, SavedTensor(t, t.defined() ? edge_of(t) : Edge(), {op_, SavedFrom::kept, i}));
+}
+
+void Saver::keep_output(int i, const Tensor& t, int output) {
+  if (records_) keep(i, SavedTensor(t, {nullptr, output}, {op_, SavedFrom::kept, i}, true));
+}
+
+void Saver::mark_non_differentiable(int output) {
+  constant_.resize(std::max(constant_.size(), static_cast<size_t>(output) + 1));
+  constant_[static_cast<size_t>(output)] = true;
 }
 
 void Saved::check_alive() const {
@@ -133,7 +151,7 @@ Tensor Saved::input(int i) const {
   LOCKSTEP_CHECK(i >= 0 && at < inputs_.size() && detail::saves_input(saves_, at), AutogradError,
                  "backward of ", node_.name(), ": it reads input ", i,
                  ", which `saves` (or saves_for) does not name; add kInput(", i, ")");
-  return inputs_[at].unpack({node_.name(), SavedFrom::input, i});
+  return inputs_[at].unpack({node_.name(), SavedFrom::input, i}, node_);
 }
 
 Tensor Saved::output(int i) const {
@@ -144,12 +162,7 @@ Tensor Saved::output(int i) const {
                  node_.outputs() == 1 ? "the output" : str_cat("output ", i),
                  ", which `saves` (or saves_for) does not name; add kOutput",
                  i > 0 ? str_cat(" << ", i) : "");
-  Tensor y = outputs_[at].unpack({node_.name(), SavedFrom::output, i});
-  if (!is_grad_enabled()) return y;
-  y = y.detach();
-  y.body().node = Ref<Node>(const_cast<Node*>(&node_));
-  y.body().output = i;
-  return y;
+  return outputs_[at].unpack({node_.name(), SavedFrom::output, i}, node_);
 }
 
 Tensor Saved::kept(int i) const {
@@ -157,7 +170,7 @@ Tensor Saved::kept(int i) const {
   LOCKSTEP_CHECK(i >= 0 && static_cast<size_t>(i) < kept_.size(), AutogradError, "backward of ",
                  node_.name(), ": its forward kept ", kept_.size(), " tensors, and none as number ",
                  i, "; see Saver::keep");
-  return kept_[static_cast<size_t>(i)].unpack({node_.name(), SavedFrom::kept, i});
+  return kept_[static_cast<size_t>(i)].unpack({node_.name(), SavedFrom::kept, i}, node_);
 }
 
 }  // namespace lockstep

@@ -29,11 +29,12 @@ constexpr bool saves_output(unsigned saves, size_t i) { return i < 8 && saves & 
 class LOCKSTEP_API SavedTensor {
  public:
   SavedTensor() = default;
-  /// `edge` is where the tensor comes from; none for a constant.
-  SavedTensor(const Tensor& t, Edge edge, SavedFrom from);
+  /// `edge` is where the tensor comes from; none for a constant. An output of the node that saves it
+  /// has an `edge` without node, which is not made yet, and `own`.
+  SavedTensor(const Tensor& t, Edge edge, SavedFrom from, bool own = false);
   /// The tensor, part of the graph if grad mode is on. Throws AutogradError when an in-place op has
-  /// changed the storage since, unless it was packed.
-  Tensor unpack(const SavedFrom& from) const;
+  /// changed the storage since, unless it was packed. `saver` is the node that saved it.
+  Tensor unpack(const SavedFrom& from, const Node& saver) const;
   void reset() { *this = SavedTensor(); }
 
  private:
@@ -41,6 +42,7 @@ class LOCKSTEP_API SavedTensor {
   Ref<RefCounted> packed_;  // what hooks made of it; or null
   Edge edge_;
   uint32_t version_ = 0;
+  bool own_ = false;
 };
 
 /// Given to an op's forward: saves tensors for backward beside the inputs and the outputs that
@@ -50,12 +52,24 @@ class LOCKSTEP_API Saver {
   Saver(const char* op, bool records) : op_(op), records_(records) {}
   /// Saves t, a constant to the derivative, as number i, counted from 0.
   void keep(int i, const Tensor& t);
+  /// Saves t as number i, connected under create_graph to where it comes from.
+  void keep_connected(int i, const Tensor& t);
+  /// Saves t, which forward will return as its result number `output`, as number i.
+  void keep_output(int i, const Tensor& t, int output);
+  /// Result number `output`, though floating, has no gradient.
+  void mark_non_differentiable(int output);
+
   std::vector<SavedTensor> take() { return std::move(kept_); }
+  bool is_differentiable(size_t output) const {
+    return output >= constant_.size() || !constant_[output];
+  }
 
  private:
+  void keep(int i, SavedTensor saved);
   const char* op_;
   bool records_;
   std::vector<SavedTensor> kept_;
+  std::vector<bool> constant_;  // by output
 };
 
 /// What an op's backward may read: the inputs and the outputs that `saves` names, and what its
@@ -76,6 +90,8 @@ class LOCKSTEP_API Saved {
   Tensor output(int i = 0) const;
   /// What forward kept as number i.
   Tensor kept(int i) const;
+  int kept_count() const { return static_cast<int>(kept_.size()); }
+  const Node& node() const { return node_; }
 
  private:
   void check_alive() const;

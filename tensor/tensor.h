@@ -163,12 +163,18 @@ class LOCKSTEP_API Tensor {
   /// gradient nor calls its hooks, until it requires grad again.
   Tensor& requires_grad_(bool on = true);
   bool is_leaf() const;
-  /// The gradient accumulated by backward; undefined before the first. A frozen tensor keeps its
-  /// own until it is cleared, and as long as it has one an optimizer steps by it.
+  /// The gradient accumulated by backward; undefined before the first, and for tensors that an op
+  /// made, unless they retain_grad(). A frozen tensor keeps its own until it is cleared, and as long
+  /// as it has one an optimizer steps by it.
   Tensor grad() const;
-  /// Assigns the gradient (undefined clears it). Shape, dtype and device must be this tensor's,
-  /// which requires grad, or did until it was frozen.
+  /// Assigns the gradient (undefined clears it). Shape, dtype and device must be this tensor's, a
+  /// leaf, or one with retain_grad().
   void set_grad(const Tensor& grad) const;
+  /// Makes grad() of a tensor that an op made hold its gradient too, added up over backwards until
+  /// set_grad({}) clears it. After an op in place it is the gradient of the new values. No effect on
+  /// leaves. AutogradError: the tensor does not require grad.
+  void retain_grad() const;
+  bool retains_grad() const;
   /// Accumulates the derivatives of this tensor (one element, unless `gradient` is given) by the
   /// leaves of its graph.
   void backward(const Tensor& gradient = {}, BackwardOptions options = {}) const;
