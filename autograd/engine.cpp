@@ -40,6 +40,12 @@ struct Task {
   }
 };
 
+/// The dtype in which the gradient of this output is wanted.
+DType gradient_dtype(const Edge& edge) {
+  const Leaf* leaf = edge.node->as_leaf();
+  return leaf ? leaf->gradient_dtype() : edge.node->output(edge.output).dtype;
+}
+
 /// Whether several elements of t share memory, as after expand.
 bool repeats(const Tensor& t) {
   for (int d = 0; d < t.dim(); ++d)
@@ -66,7 +72,8 @@ class Backward {
     count_uses();
     for (size_t i = 0; i < outputs.size(); ++i) {
       // The caller's gradient must not be added to in place.
-      receive(roots_[i], gradients[i], false);
+      const AutoGradMode mode(create_);
+      receive(roots_[i], gradients[i].to(gradient_dtype(roots_[i])), false);
     }
   }
 
@@ -212,16 +219,17 @@ class Backward {
       ready_.push(Ref<Node>(&node));
   }
 
-  void run_hooks(const Node::Output& output, Arrival& arrival) {
+  void run_hooks(const Node::Output& output, DType dtype, Arrival& arrival) {
     if (!output.hooks) return;
     for (auto& [id, hook] : std::vector(output.hooks->list))
       if (Tensor replaced = hook(arrival.gradient); replaced.defined()) {
         LOCKSTEP_CHECK(replaced.shape() == output.shape, ShapeError,
                        "register_hook: a hook returned a gradient of shape ", replaced.shape(),
                        " for a tensor of shape ", output.shape);
-        LOCKSTEP_CHECK(replaced.dtype() == output.dtype, DTypeError,
+        LOCKSTEP_CHECK(replaced.dtype() == dtype, DTypeError,
                        "register_hook: a hook returned a gradient of ", replaced.dtype(),
-                       " for a tensor of ", output.dtype, "; convert it with to()");
+                       dtype == output.dtype ? " for a tensor of " : " for one with gradients in ",
+                       dtype, "; convert it with to()");
         LOCKSTEP_CHECK(replaced.device() == output.device, DeviceError,
                        "register_hook: a hook returned a gradient on ", replaced.device(),
                        " for a tensor on ", output.device);
@@ -235,15 +243,19 @@ class Backward {
   }
 
   /// The complete gradient of an output, after its hooks; undefined if none arrived.
-  Tensor take(const Node::Output& output, Arrival& arrival) {
+  Tensor take(const Node::Output& output, DType dtype, Arrival& arrival) {
     if (!arrival.gradient.defined()) return Tensor();
-    run_hooks(output, arrival);
+    run_hooks(output, dtype, arrival);
     if (arrival.capture >= 0) captured_[static_cast<size_t>(arrival.capture)] = arrival.gradient;
     return std::exchange(arrival.gradient, Tensor());
   }
 
+  Tensor take(const Node& node, int output, Arrival& arrival) {
+    return take(node.output(output), node.output(output).dtype, arrival);
+  }
+
   void finish_leaf(Leaf& leaf, Task& task) {
-    Tensor g = take(leaf.output(), task.first);
+    Tensor g = take(leaf.output(), leaf.gradient_dtype(), task.first);
     if (g.defined() && !capturing_) leaf.accumulate(std::move(g), task.first.own);
   }
 
@@ -258,11 +270,19 @@ class Backward {
       return std::any_of(node_.inputs.begin(), node_.inputs.end(),
                          [&](const Edge& e) { return e && walk_.tasks_[e.node.get()].needed; });
     }
+    DType dtype(int i) const override {
+      const Edge& edge = input(i);
+      return edge ? gradient_dtype(edge) : DType::f32;
+    }
     Tensor destination(int i) const override {
+      const Edge& edge = input(i);
+      return edge ? destination(i, edge.node->output(edge.output).dtype) : Tensor();
+    }
+    Tensor destination(int i, DType dtype) const override {
       const Ref<Node>& node = input(i).node;
       Leaf* leaf = node ? node->as_leaf() : nullptr;
-      if (!leaf || !leaf->slot.defined() || leaf->gradient.defined() || walk_.create_ ||
-          walk_.capturing_)
+      if (!leaf || !leaf->slot.defined() || leaf->slot.dtype() != dtype ||
+          leaf->gradient.defined() || walk_.create_ || walk_.capturing_)
         return Tensor();
       const Task& task = walk_.tasks_[leaf];
       return task.needed && !task.first.gradient.defined() ? leaf->slot : Tensor();
@@ -279,8 +299,11 @@ class Backward {
       LOCKSTEP_CHECK(g.shape() == input.shape, ShapeError, "backward of ", node_.name(),
                      ": the gradient of input ", i, " has shape ", g.shape(), ", the input ",
                      input.shape);
-      LOCKSTEP_CHECK(g.dtype() == input.dtype, DTypeError, "backward of ", node_.name(),
-                     ": the gradient of input ", i, " is ", g.dtype(), ", the input ", input.dtype);
+      const DType wanted = gradient_dtype(edge);
+      LOCKSTEP_CHECK(g.dtype() == input.dtype || g.dtype() == wanted, DTypeError, "backward of ",
+                     node_.name(), ": the gradient of input ", i, " is ", g.dtype(), ", the input ",
+                     input.dtype);
+      if (g.dtype() != wanted) g = g.to(wanted);
       // A gradient that is dy, a view of it, or kept by the op may be in use elsewhere too; one
       // that was expanded cannot be added to.
       const bool own = g.ref()->use_count() == 1 && g.storage().use_count() == 1 && !repeats(g);
@@ -323,14 +346,14 @@ class Backward {
     Task& task = tasks_[&node];
     if (task.arrived()) {
       if (task.others.empty() && node.outputs() == 1) {
-        const Tensor dy = take(node.output(), task.first);
+        const Tensor dy = take(node, 0, task.first);
         run_backward(node, std::span(&dy, 1));
       } else {
         std::vector<Tensor> dys;
-        dys.push_back(take(node.output(), task.first));
+        dys.push_back(take(node, 0, task.first));
         task.others.resize(static_cast<size_t>(node.outputs()) - 1);
         for (int i = 1; i < node.outputs(); ++i)
-          dys.push_back(take(node.output(i), task.others[static_cast<size_t>(i) - 1]));
+          dys.push_back(take(node, i, task.others[static_cast<size_t>(i) - 1]));
         run_backward(node, dys);
       }
     }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -20,11 +21,17 @@ class LOCKSTEP_API InputGradients {
   virtual ~InputGradients() = default;
   /// Whether the gradient of input i is needed; others need not be computed.
   virtual bool needed(int i) const = 0;
+  /// The dtype in which the gradient of input i is wanted: the input's, or, of a leaf, what
+  /// set_grad_dtype() says. An op that computes in a wider dtype than the input's may pass its result
+  /// to set() unrounded if it has this one.
+  virtual DType dtype(int i) const = 0;
   /// Where the gradient of input i may be written directly (contiguous, uninitialised), or
   /// undefined. A product that fills it and passes it to set() saves a copy: this is how gradients
-  /// land in DDP's buckets.
+  /// land in DDP's buckets. It has the input's dtype, or the one given.
   virtual Tensor destination(int i) const = 0;
-  /// The gradient of input i, in the input's shape. Call once for each i that is needed.
+  virtual Tensor destination(int i, DType dtype) const = 0;
+  /// The gradient of input i, in the input's shape, and its dtype or the one that is wanted. Call once
+  /// for each i that is needed.
   virtual void set(int i, Tensor gradient) = 0;
   /// Declares that the gradient of input i is zero; replaces set().
   virtual void none(int i) = 0;
@@ -132,11 +139,13 @@ struct LOCKSTEP_API Leaf final : Node {
   void backward(std::span<const Tensor>, InputGradients&) override {}
   Leaf* as_leaf() noexcept override { return this; }
 
-  /// Adds the gradient of one backward, then runs the post hooks. `may_take` says that the caller
+  /// Adds the gradient of one backward, of gradient_dtype(), then runs the post hooks. `may_take` says that the caller
   /// holds the only reference, so that it can be stored without a copy. The gradient has the
   /// tensor's strides. A gradient that is referenced elsewhere is replaced, not changed. Several
   /// threads may accumulate into one leaf.
   void accumulate(Tensor gradient, bool may_take);
+  /// The dtype that the gradient has.
+  DType gradient_dtype() const { return grad_dtype.value_or(output().dtype); }
   /// What zero_grad does to one tensor: its gradient becomes undefined, or zeros in place.
   void zero_grad(bool set_to_none);
 
@@ -145,6 +154,7 @@ struct LOCKSTEP_API Leaf final : Node {
 
   TensorBody* owner;  // the tensor; null once it is destroyed
   Tensor gradient;
+  std::optional<DType> grad_dtype;  // of `gradient`, where it is not the tensor's own
   bool retains = false;  // outside the graph: an op made the tensor
   bool accumulated = false;  // a backward has added to it since it was cleared, assigned or reduced
   /// The tensor does not require grad for now. Atomic, because one thread may freeze a leaf of the

@@ -90,8 +90,10 @@ void Tensor::set_grad(const Tensor& grad) const {
                    "set_grad: a tensor cannot be its own gradient, nor can a view of it; detach() it");
     LOCKSTEP_CHECK(grad.shape() == shape(), ShapeError, "set_grad: the gradient has shape ",
                    grad.shape(), ", the tensor ", shape());
-    LOCKSTEP_CHECK(grad.dtype() == dtype(), DTypeError, "set_grad: the gradient is ", grad.dtype(),
-                   ", the tensor ", dtype());
+    LOCKSTEP_CHECK(grad.dtype() == grad_dtype(), DTypeError, "set_grad: the gradient is ",
+                   grad.dtype(), ", the tensor ", dtype(),
+                   grad_dtype() == dtype() ? std::string()
+                                           : str_cat(" with gradients in ", grad_dtype()));
     LOCKSTEP_CHECK(grad.device() == device(), DeviceError, "set_grad: the gradient is on ",
                    grad.device(), ", the tensor on ", device());
   }
@@ -102,6 +104,34 @@ void Tensor::set_grad(const Tensor& grad) const {
   // `p.set_grad(p.grad().mul_(2))` scales what is there.
   if (!grad.is_same(l->gradient)) l->accumulated = false;
   l->gradient = grad;
+}
+
+Tensor& Tensor::set_grad_dtype(DType dtype) {
+  TensorBody& b = body();
+  LOCKSTEP_CHECK(is_leaf() && is_floating_point(), AutogradError,
+                 "set_grad_dtype: only a floating leaf holds a gradient; this tensor is ",
+                 is_leaf() ? str_cat(b.dtype) : str_cat("made by ", node()->name()));
+  LOCKSTEP_CHECK(is_floating(dtype), DTypeError, "set_grad_dtype: gradients are floating, not ",
+                 dtype);
+  if (!b.leaf) {
+    b.leaf = make_ref<Leaf>(&b);
+    b.leaf->frozen = true;
+  }
+  for (const Tensor* there : {&b.leaf->gradient, &b.leaf->slot})
+    LOCKSTEP_CHECK(!there->defined() || there->dtype() == dtype, DTypeError,
+                   "set_grad_dtype: the gradient is to be ", dtype,
+                   there == &b.leaf->gradient ? ", and the one that is there is "
+                                              : ", and its place in DistributedDataParallel's "
+                                                "memory is ",
+                   there->dtype(),
+                   there == &b.leaf->gradient ? "; clear it first" : "; set it before wrapping");
+  b.leaf->grad_dtype = dtype == b.dtype ? std::nullopt : std::optional(dtype);
+  return *this;
+}
+
+DType Tensor::grad_dtype() const {
+  const Ref<Leaf>& l = body().leaf;
+  return l ? l->gradient_dtype() : dtype();
 }
 
 void Tensor::retain_grad() const {

@@ -198,9 +198,7 @@ struct Convert {
   static constexpr const char* name = "to";
   static constexpr unsigned saves = 0;
   DType dtype;
-  DType from = DType::f32;
-  Tensor forward(const Tensor& x) {
-    from = x.dtype();
+  Tensor forward(const Tensor& x) const {
     Tensor y = x.is_channels_last()
                    ? empty_strided(x.shape(), x.strides(), {.dtype = dtype, .device = x.device()})
                    : empty(x.shape(), {.dtype = dtype, .device = x.device()});
@@ -208,7 +206,7 @@ struct Convert {
     return y;
   }
   void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
-    dx.set(0, dy.to(from));
+    dx.set(0, dy.to(dx.dtype(0)));
   }
 };
 
