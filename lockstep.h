@@ -1,6 +1,7 @@
 // Everything: #include <lockstep/lockstep.h>. Each header can be included alone as well.
 #pragma once
 
+#include <lockstep/autograd/function.h>
 #include <lockstep/autograd/grad.h>
 #include <lockstep/autograd/gradcheck.h>
 #include <lockstep/data/idx.h>

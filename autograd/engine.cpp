@@ -10,14 +10,41 @@
 namespace lockstep {
 namespace {
 
+/// The gradient of one output of a node during a backward.
+struct Arrival {
+  Tensor gradient;   // the sum of those that have arrived
+  bool own = false;  // `gradient` is referenced nowhere else: it may be added to in place
+  int capture = -1;  // index among grad()'s inputs
+};
+
 /// State of one node during a backward.
 struct Task {
   int pending = 0;     // uses whose gradient has not arrived yet
-  Tensor gradient;     // the sum of those that have
-  bool own = false;    // `gradient` is referenced nowhere else: it may be added to in place
-  int capture = -1;    // index among grad()'s inputs
   bool needed = true;  // leads to a leaf that accumulates, or to one of grad()'s inputs
+  Arrival first;       // of output 0
+  std::vector<Arrival> others;
+
+  Arrival& at(const Edge& edge) {
+    if (edge.output == 0) return first;
+    if (others.empty()) others.resize(static_cast<size_t>(edge.node->outputs()) - 1);
+    return others[static_cast<size_t>(edge.output) - 1];
+  }
+  bool captured() const {
+    return first.capture >= 0 || std::any_of(others.begin(), others.end(),
+                                             [](const Arrival& a) { return a.capture >= 0; });
+  }
+  bool arrived() const {
+    return first.gradient.defined() ||
+           std::any_of(others.begin(), others.end(),
+                       [](const Arrival& a) { return a.gradient.defined(); });
+  }
 };
+
+/// The dtype in which the gradient of this output is wanted.
+DType gradient_dtype(const Edge& edge) {
+  const Leaf* leaf = edge.node->as_leaf();
+  return leaf ? leaf->gradient_dtype() : edge.node->output(edge.output).dtype;
+}
 
 /// Whether several elements of t share memory, as after expand.
 bool repeats(const Tensor& t) {
@@ -31,12 +58,13 @@ class Backward {
   Backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& gradients,
            const std::vector<Tensor>* inputs, bool retain, bool create)
       : retain_(retain || create), create_(create) {
-    for (const Tensor& y : outputs) roots_.push_back(y.node());
+    for (const Tensor& y : outputs) roots_.push_back(edge_of(y));
     if (inputs) {
       capturing_ = true;
       for (const Tensor& x : *inputs) {
-        Task& task = tasks_[x.node().get()];
-        if (task.capture < 0) task.capture = static_cast<int>(captured_.size());
+        const Edge edge = edge_of(x);
+        Arrival& arrival = tasks_[edge.node.get()].at(edge);
+        if (arrival.capture < 0) arrival.capture = static_cast<int>(captured_.size());
         captured_.emplace_back();
       }
       mark_needed();
@@ -44,7 +72,8 @@ class Backward {
     count_uses();
     for (size_t i = 0; i < outputs.size(); ++i) {
       // The caller's gradient must not be added to in place.
-      receive(*roots_[i], gradients[i], false);
+      const AutoGradMode mode(create_);
+      receive(roots_[i], gradients[i].to(gradient_dtype(roots_[i])), false);
     }
   }
 
@@ -52,7 +81,7 @@ class Backward {
     const AutoGradMode mode(create_);
     const auto watchers = tell_watchers();
     try {
-      for (const Ref<Node>& root : roots_) finish_use(*root);
+      for (const Edge& root : roots_) finish_use(*root.node);
       while (!ready_.empty()) {
         const Ref<Node> node = ready_.top();
         ready_.pop();
@@ -81,19 +110,19 @@ class Backward {
     std::unordered_map<Node*, bool> entered;
     auto enter = [&](Node* n) {
       if (!std::exchange(entered[n], true)) {
-        tasks_[n].needed = tasks_[n].capture >= 0;
+        tasks_[n].needed = tasks_[n].captured();
         stack.emplace_back(n, 0);
       }
     };
-    for (const Ref<Node>& root : roots_) {
-      enter(root.get());
+    for (const Edge& root : roots_) {
+      enter(root.node.get());
       while (!stack.empty()) {
         auto& [n, next] = stack.back();
-        if (next > 0 && n->inputs[next - 1] && tasks_[n->inputs[next - 1].get()].needed)
+        if (next > 0 && n->inputs[next - 1] && tasks_[n->inputs[next - 1].node.get()].needed)
           tasks_[n].needed = true;
         if (next == n->inputs.size())
           stack.pop_back();
-        else if (Node* input = n->inputs[next++].get())
+        else if (Node* input = n->inputs[next++].node.get())
           enter(input);
       }
     }
@@ -112,12 +141,12 @@ class Backward {
       else
         leaves_.push_back(leaf);
     };
-    for (const Ref<Node>& root : roots_) visit(root.get());
+    for (const Edge& root : roots_) visit(root.node.get());
     while (!stack.empty()) {
       Node* n = stack.back();
       stack.pop_back();
-      for (const Ref<Node>& input : n->inputs)
-        if (input) visit(input.get());
+      for (const Edge& input : n->inputs)
+        if (input) visit(input.node.get());
     }
   }
 
@@ -165,19 +194,19 @@ class Backward {
     for (BackwardWatcher* w : watchers) w->backward_runs(nodes);
   }
 
-  /// Adds a contribution to a node's gradient.
-  void receive(Node& node, Tensor g, bool own) {
-    Task& task = tasks_[&node];
-    if (!task.gradient.defined()) {
-      task.gradient = std::move(g);
-      task.own = own;
-    } else if (task.own && !create_) {
-      task.gradient.add_(g);
+  /// Adds a contribution to the gradient of a node's output.
+  void receive(const Edge& edge, Tensor g, bool own) {
+    Arrival& at = tasks_[edge.node.get()].at(edge);
+    if (!at.gradient.defined()) {
+      at.gradient = std::move(g);
+      at.own = own;
+    } else if (at.own && !create_) {
+      at.gradient.add_(g);
     } else {
-      Tensor sum = task.gradient.clone();
+      Tensor sum = at.gradient.clone();
       sum.add_(g);
-      task.gradient = std::move(sum);
-      task.own = true;
+      at.gradient = std::move(sum);
+      at.own = true;
     }
   }
 
@@ -190,71 +219,97 @@ class Backward {
       ready_.push(Ref<Node>(&node));
   }
 
-  void run_hooks(Node& node, Task& task) {
-    if (!node.hooks) return;
-    for (auto& [id, hook] : Node::Hooks(*node.hooks))
-      if (Tensor replaced = hook(task.gradient); replaced.defined()) {
-        LOCKSTEP_CHECK(replaced.shape() == node.shape, ShapeError,
+  void run_hooks(const Node::Output& output, DType dtype, Arrival& arrival) {
+    if (!output.hooks) return;
+    for (auto& [id, hook] : std::vector(output.hooks->list))
+      if (Tensor replaced = hook(arrival.gradient); replaced.defined()) {
+        LOCKSTEP_CHECK(replaced.shape() == output.shape, ShapeError,
                        "register_hook: a hook returned a gradient of shape ", replaced.shape(),
-                       " for a tensor of shape ", node.shape);
-        LOCKSTEP_CHECK(replaced.dtype() == node.dtype, DTypeError,
+                       " for a tensor of shape ", output.shape);
+        LOCKSTEP_CHECK(replaced.dtype() == dtype, DTypeError,
                        "register_hook: a hook returned a gradient of ", replaced.dtype(),
-                       " for a tensor of ", node.dtype, "; convert it with to()");
-        LOCKSTEP_CHECK(replaced.device() == node.device, DeviceError,
+                       dtype == output.dtype ? " for a tensor of " : " for one with gradients in ",
+                       dtype, "; convert it with to()");
+        LOCKSTEP_CHECK(replaced.device() == output.device, DeviceError,
                        "register_hook: a hook returned a gradient on ", replaced.device(),
-                       " for a tensor on ", node.device);
-        task.gradient = std::move(replaced);
-        task.own = false;
+                       " for a tensor on ", output.device);
+        arrival.gradient = std::move(replaced);
+        arrival.own = false;
       }
-    task.own = task.own && task.gradient.ref()->use_count() == 1 &&
-               task.gradient.storage().use_count() == 1;  // a hook may have kept it
+    for (const Ref<Leaf>& leaf : std::vector(output.hooks->retained))
+      leaf->accumulate(arrival.gradient, false);
+    arrival.own = arrival.own && arrival.gradient.ref()->use_count() == 1 &&
+                  arrival.gradient.storage().use_count() == 1;  // a hook may have kept it
+  }
+
+  /// The complete gradient of an output, after its hooks; undefined if none arrived.
+  Tensor take(const Node::Output& output, DType dtype, Arrival& arrival) {
+    if (!arrival.gradient.defined()) return Tensor();
+    run_hooks(output, dtype, arrival);
+    if (arrival.capture >= 0) captured_[static_cast<size_t>(arrival.capture)] = arrival.gradient;
+    return std::exchange(arrival.gradient, Tensor());
+  }
+
+  Tensor take(const Node& node, int output, Arrival& arrival) {
+    return take(node.output(output), node.output(output).dtype, arrival);
   }
 
   void finish_leaf(Leaf& leaf, Task& task) {
-    if (!task.gradient.defined()) return;
-    run_hooks(leaf, task);
-    Tensor g = std::exchange(task.gradient, Tensor());
-    if (task.capture >= 0)
-      captured_[static_cast<size_t>(task.capture)] = std::move(g);
-    else if (!capturing_)
-      leaf.accumulate(std::move(g), task.own);
+    Tensor g = take(leaf.output(), leaf.gradient_dtype(), task.first);
+    if (g.defined() && !capturing_) leaf.accumulate(std::move(g), task.first.own);
   }
 
   class Inputs final : public InputGradients {
    public:
     Inputs(Backward& walk, Node& node) : walk_(walk), node_(node) {}
     bool needed(int i) const override {
-      const Ref<Node>& node = input(i);
+      const Ref<Node>& node = input(i).node;
       return node && walk_.tasks_[node.get()].needed;
     }
+    bool any_needed() const {
+      return std::any_of(node_.inputs.begin(), node_.inputs.end(),
+                         [&](const Edge& e) { return e && walk_.tasks_[e.node.get()].needed; });
+    }
+    DType dtype(int i) const override {
+      const Edge& edge = input(i);
+      return edge ? gradient_dtype(edge) : DType::f32;
+    }
     Tensor destination(int i) const override {
-      const Ref<Node>& node = input(i);
+      const Edge& edge = input(i);
+      return edge ? destination(i, edge.node->output(edge.output).dtype) : Tensor();
+    }
+    Tensor destination(int i, DType dtype) const override {
+      const Ref<Node>& node = input(i).node;
       Leaf* leaf = node ? node->as_leaf() : nullptr;
-      if (!leaf || !leaf->slot.defined() || leaf->gradient.defined() || walk_.create_ ||
-          walk_.capturing_)
+      if (!leaf || !leaf->slot.defined() || leaf->slot.dtype() != dtype ||
+          leaf->gradient.defined() || walk_.create_ || walk_.capturing_)
         return Tensor();
       const Task& task = walk_.tasks_[leaf];
-      return task.needed && !task.gradient.defined() ? leaf->slot : Tensor();
+      return task.needed && !task.first.gradient.defined() ? leaf->slot : Tensor();
     }
     void none(int i) override { mark(i); }
     void set(int i, Tensor g) override {
       mark(i);
       if (!needed(i)) return;
-      Node& input = *node_.inputs[static_cast<size_t>(i)];
+      const Edge& edge = node_.inputs[static_cast<size_t>(i)];
+      const Node::Output& input = edge.node->output(edge.output);
       LOCKSTEP_CHECK(g.defined(), AutogradError, "backward of ", node_.name(),
                      ": the gradient of input ", i, " is undefined; say dx.none(", i,
                      ") where it is zero");
       LOCKSTEP_CHECK(g.shape() == input.shape, ShapeError, "backward of ", node_.name(),
                      ": the gradient of input ", i, " has shape ", g.shape(), ", the input ",
                      input.shape);
-      LOCKSTEP_CHECK(g.dtype() == input.dtype, DTypeError, "backward of ", node_.name(),
-                     ": the gradient of input ", i, " is ", g.dtype(), ", the input ", input.dtype);
+      const DType wanted = gradient_dtype(edge);
+      LOCKSTEP_CHECK(g.dtype() == input.dtype || g.dtype() == wanted, DTypeError, "backward of ",
+                     node_.name(), ": the gradient of input ", i, " is ", g.dtype(), ", the input ",
+                     input.dtype);
+      if (g.dtype() != wanted) g = g.to(wanted);
       // A gradient that is dy, a view of it, or kept by the op may be in use elsewhere too; one
       // that was expanded cannot be added to.
       const bool own = g.ref()->use_count() == 1 && g.storage().use_count() == 1 && !repeats(g);
-      const Leaf* leaf = input.as_leaf();
-      walk_.receive(input, std::move(g),
-                    own || (leaf && leaf->slot.defined() && g.defined() && g.is_same(leaf->slot)));
+      const Leaf* leaf = edge.node->as_leaf();
+      const bool is_slot = leaf && leaf->slot.defined() && g.is_same(leaf->slot);
+      walk_.receive(edge, std::move(g), own || is_slot);
     }
 
     /// Throws if the node's backward did not set a gradient that is needed.
@@ -267,7 +322,7 @@ class Backward {
     }
 
    private:
-    const Ref<Node>& input(int i) const {
+    const Edge& input(int i) const {
       LOCKSTEP_CHECK(i >= 0 && static_cast<size_t>(i) < node_.inputs.size(), AutogradError,
                      "backward of ", node_.name(), ": it names input ", i, ", and the op has ",
                      node_.inputs.size(), ", counted from 0");
@@ -289,17 +344,29 @@ class Backward {
 
   void step(Node& node) {
     Task& task = tasks_[&node];
-    if (task.gradient.defined()) {
-      run_hooks(node, task);
-      if (task.capture >= 0) captured_[static_cast<size_t>(task.capture)] = task.gradient;
-      const Tensor dy = std::exchange(task.gradient, Tensor());
-      Inputs inputs(*this, node);
-      node.backward(dy, inputs);
-      inputs.check_complete();
-      if (!retain_) node.release_saved();
+    if (task.arrived()) {
+      if (task.others.empty() && node.outputs() == 1) {
+        const Tensor dy = take(node, 0, task.first);
+        run_backward(node, std::span(&dy, 1));
+      } else {
+        std::vector<Tensor> dys;
+        dys.push_back(take(node, 0, task.first));
+        task.others.resize(static_cast<size_t>(node.outputs()) - 1);
+        for (int i = 1; i < node.outputs(); ++i)
+          dys.push_back(take(node, i, task.others[static_cast<size_t>(i) - 1]));
+        run_backward(node, dys);
+      }
     }
-    for (const Ref<Node>& input : node.inputs)
-      if (input) finish_use(*input);
+    for (const Edge& input : node.inputs)
+      if (input) finish_use(*input.node);
+  }
+
+  void run_backward(Node& node, std::span<const Tensor> dys) {
+    Inputs inputs(*this, node);
+    if (capturing_ && !inputs.any_needed()) return;  // grad() asked for the node's outputs alone
+    node.backward(dys, inputs);
+    inputs.check_complete();
+    if (!retain_) node.release_saved();
   }
 
   struct MadeEarlier {
@@ -309,7 +376,7 @@ class Backward {
   };
 
   bool retain_, create_, capturing_ = false;
-  std::vector<Ref<Node>> roots_;
+  std::vector<Edge> roots_;
   std::unordered_map<Node*, Task> tasks_;
   std::vector<Leaf*> leaves_;
   std::priority_queue<Ref<Node>, std::vector<Ref<Node>>, MadeEarlier> ready_;
@@ -361,7 +428,7 @@ std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<T
       Backward(outputs, starts, &inputs, options.retain_graph, options.create_graph).run();
   for (size_t i = 0; i < results.size(); ++i)  // an input that is listed twice
     for (size_t j = 0; j < i && !results[i].defined(); ++j)
-      if (inputs[i].node() == inputs[j].node()) results[i] = results[j];
+      if (edge_of(inputs[i]) == edge_of(inputs[j])) results[i] = results[j];
   for (size_t i = 0; i < results.size(); ++i)
     LOCKSTEP_CHECK(results[i].defined() || options.allow_unused, AutogradError,
                    "grad: no output depends on input ", i,

@@ -55,7 +55,7 @@ namespace {
 /// Nodes of the call have a higher sequence number than this one.
 struct Marker final : Node {
   const char* name() const override { return "marker"; }
-  void backward(const Tensor&, InputGradients&) override {}
+  void backward(std::span<const Tensor>, InputGradients&) override {}
 };
 
 }  // namespace
@@ -74,7 +74,7 @@ void GraphCheck::check(Module& called, const std::vector<const TensorBody*>& res
     if (use.named || (!use.lives && hidden_arguments_)) return;
     const char* type = called.module_type().name;
     fail<Error>(
-        type, ": its forward uses a ", use.lives ? "Parameter" : "Tensor", " of shape ", leaf.shape,
+        type, ": its forward uses a ", use.lives ? "Parameter" : "Tensor", " of shape ", leaf.output().shape,
         " that requires grad and is neither an argument nor in a field that ",
         "LOCKSTEP_MODULE names, so it would not be trained, moved or saved with ", type,
         "; make it an nn::Parameter and name the member that holds it, pass it to forward, ",
@@ -93,7 +93,7 @@ void GraphCheck::check(Module& called, const std::vector<const TensorBody*>& res
   while (!pending.empty()) {
     const Node* node = pending.back();
     pending.pop_back();
-    for (const Ref<Node>& input : node->inputs) reach(input.get());
+    for (const Edge& input : node->inputs) reach(input.node.get());
   }
 }
 

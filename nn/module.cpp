@@ -204,8 +204,7 @@ EvalGuard::~EvalGuard() {
 namespace {
 
 /// Puts the storage, layout and dtype of `with` inside the body of t, and converts the gradient.
-template <class Target>
-void replace_storage(const Tensor& t, const Tensor& with, Target target) {
+void replace_storage(const Tensor& t, const Tensor& with) {
   TensorBody& body = t.body();
   if (with.storage().data() == body.storage->data() && with.dtype() == body.dtype) return;
   body.base = nullptr;
@@ -214,9 +213,10 @@ void replace_storage(const Tensor& t, const Tensor& with, Target target) {
   body.strides = with.strides();
   body.dtype = with.dtype();
   if (const Ref<Leaf>& leaf = body.leaf) {
-    leaf->dtype = with.dtype();
-    leaf->device = with.device();
-    if (leaf->gradient.defined()) leaf->gradient = leaf->gradient.detach().to(target);
+    leaf->output().dtype = with.dtype();
+    leaf->output().device = with.device();
+    if (leaf->gradient.defined())
+      leaf->gradient = leaf->gradient.detach().to(leaf->gradient_dtype()).to(with.device());
   }
 }
 
@@ -227,7 +227,7 @@ void convert(const std::vector<Tensor>& tensors, Target target) {
   const std::vector<size_t> first = detail::first_of_same(tensors);
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Tensor from = tensors[first[i]].detach();
-    replace_storage(tensors[i], first[i] == i ? from.to(target) : from, target);
+    replace_storage(tensors[i], first[i] == i ? from.to(target) : from);
   }
 }
 

@@ -1,11 +1,13 @@
 // What the element-wise formulas (formulas-inl.h) depend on: lists of ops, the dtypes of an op, and
-// Number, a scalar parameter. Includes the standard library only, so that a CUDA kernel can include
-// the formulas.
+// Number, a scalar parameter. Includes little beside the standard library, so that a CUDA kernel can
+// include the formulas.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <type_traits>
+
+#include <lockstep/tensor/precision.h>
 
 namespace lockstep {
 

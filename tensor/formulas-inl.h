@@ -14,6 +14,7 @@
 struct Defaults {
   static constexpr Domain domain = Domain::floats;
   static constexpr bool predicate = false;  // the result is bool
+  static constexpr Precision precision = Precision::given;
 };
 struct Unary : Defaults {
   static constexpr int inputs = 1;
@@ -50,11 +51,13 @@ struct Tanh : Unary {
 };
 struct Exp : Unary {
   static constexpr const char* name = "exp";
+  static constexpr Precision precision = Precision::full;
   template <class V> LOCKSTEP_FORMULA V f(V x) const { return exp(x); }
   template <class V> LOCKSTEP_FORMULA V df(V, V y, V dy) const { return dy * y; }
 };
 struct Log : Unary {
   static constexpr const char* name = "log";
+  static constexpr Precision precision = Precision::full;
   template <class V> LOCKSTEP_FORMULA V f(V x) const { return log(x); }
   template <class V> LOCKSTEP_FORMULA V df(V x, V, V dy) const { return dy / x; }
 };
@@ -154,6 +157,7 @@ struct Clamp : Unary {
 };
 struct Pow : Unary {
   static constexpr const char* name = "pow";
+  static constexpr Precision precision = Precision::full;
   static constexpr Domain domain = Domain::numbers;
   Number exponent;
   static constexpr auto probe() { return std::array{Pow{{}, 0}, Pow{{}, 1.5}}; }

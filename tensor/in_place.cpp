@@ -140,9 +140,22 @@ struct ReadView {
 /// The node of an op whose result is in y already.
 template <class Op, class... Inputs>
 Ref<Node> node_of(Op op, const Tensor& y, const Inputs&... inputs) {
-  Saver saver(false);
-  return make_ref<OpNode<Op, sizeof...(Inputs)>>(
-      std::move(op), std::array<const Tensor*, sizeof...(Inputs)>{&inputs...}, y, saver);
+  const std::array<const Tensor*, sizeof...(Inputs)> all{&inputs...};
+  Saver saver(Op::name, false);
+  return make_ref<OpNode<Op, sizeof...(Inputs), 1>>(
+      std::move(op), detail::ListSpan<const Tensor* const, sizeof...(Inputs)>(all),
+      detail::ListSpan<const Tensor, 1>(&y, 1), saver);
+}
+
+/// Gives x a new place in the graph. Its tensor hooks stay with the old values, and a gradient that it
+/// retains is that of the new ones.
+void move_to(const Tensor& x, Ref<Node> node) {
+  const Edge old{x.body().node, x.body().output};
+  detail::attach(x, {std::move(node)});
+  if (!x.retains_grad()) return;
+  const Ref<Leaf>& leaf = x.body().leaf;
+  if (old) std::erase(old.node->output(old.output).make_hooks().retained, leaf);
+  if (x.body().node) x.body().node->output().make_hooks().retained.push_back(leaf);
 }
 
 }  // namespace
@@ -154,8 +167,9 @@ void Tensor::update_view() const {
   const uint32_t graph = b.base->graph.load(std::memory_order_acquire);
   if (b.graph.load(std::memory_order_relaxed) == graph) return;
   const Tensor base(b.base);
-  b.node = nullptr;
-  if (base.node()) detail::attach(*this, node_of(ReadView{{*b.base, b}}, *this, base));
+  Ref<Node> read;
+  if (base.node()) read = node_of(ReadView{{*b.base, b}}, *this, base);
+  move_to(*this, std::move(read));
   b.graph.store(graph, std::memory_order_release);
 }
 
@@ -186,13 +200,13 @@ void check_in_place(const char* op, const Tensor& x, bool records) {
 void attach_in_place(const Tensor& x, Ref<Node> node) {
   TensorBody& b = x.body();
   if (!b.base) {
-    attach(x, std::move(node));
+    move_to(x, std::move(node));
     b.graph.fetch_add(1, std::memory_order_acq_rel);
     return;
   }
   const Tensor base(b.base);
-  attach(x, std::move(node));
-  attach(base, node_of(ReplaceView{{*b.base, b}}, base, base, x));
+  move_to(x, std::move(node));
+  move_to(base, node_of(ReplaceView{{*b.base, b}}, base, base, x));
   b.graph.store(b.base->graph.fetch_add(1, std::memory_order_acq_rel) + 1,
                 std::memory_order_release);
 }

@@ -1,44 +1,40 @@
+// Nodes and leaves: creation, destruction, and how a leaf takes a gradient.
 #include <lockstep/tensor/node.h>
 
 #include <algorithm>
 #include <utility>
-
-#include <lockstep/tensor/op.h>
 
 namespace lockstep {
 namespace {
 
 thread_local bool grad_enabled = true;
 thread_local uint64_t next_sequence = 0;
-thread_local OpInterceptor* interceptor = nullptr;
 
 bool is_held_elsewhere(const Tensor& t) {
   return t.ref()->use_count() > 1 || t.storage().use_count() > 1;
 }
 
-/// Whether t has the strides of `like`, those of dimensions of size 1 aside.
-bool lies_like(const Tensor& t, const TensorBody& like) {
+}  // namespace
+
+bool detail::has_strides(const Tensor& t, const Strides& strides) {
   for (int d = 0; d < t.dim(); ++d)
-    if (t.shape()[d] > 1 && t.strides()[d] != like.strides[d]) return false;
+    if (t.shape()[d] > 1 && t.strides()[d] != strides[d]) return false;
   return true;
 }
 
-/// A copy of t with the strides of `like`, or contiguous if those have gaps or repeat.
-Tensor copy_like(const Tensor& t, const TensorBody& like) {
+Tensor detail::copy_with_strides(const Tensor& t, const Strides& strides) {
   const TensorOptions options{.dtype = t.dtype(), .device = t.device()};
   int64_t last = 0;
   bool repeats = false;
   for (int d = 0; d < t.dim(); ++d) {
-    last += (t.shape()[d] - 1) * like.strides[d];
-    repeats |= t.shape()[d] > 1 && like.strides[d] == 0;
+    last += (t.shape()[d] - 1) * strides[d];
+    repeats |= t.shape()[d] > 1 && strides[d] == 0;
   }
   const bool dense = !repeats && t.numel() > 0 && last == t.numel() - 1;
-  Tensor copy = dense ? empty_strided(t.shape(), like.strides, options) : empty(t.shape(), options);
+  Tensor copy = dense ? empty_strided(t.shape(), strides, options) : empty(t.shape(), options);
   copy.copy_(t);
   return copy;
 }
-
-}  // namespace
 
 bool is_grad_enabled() noexcept { return grad_enabled; }
 void set_grad_enabled(bool on) noexcept { grad_enabled = on; }
@@ -62,10 +58,31 @@ void Node::dispose() noexcept {
   deleting = false;
 }
 
+void Node::Output::describe(const Tensor& y) {
+  shape = y.shape();
+  dtype = y.dtype();
+  device = y.device();
+}
+
+Node::Hooks& Node::Output::make_hooks() {
+  if (!hooks) hooks = std::make_shared<Hooks>();
+  return *hooks;
+}
+
+Tensor Node::Output::zeros() const {
+  return lockstep::zeros(shape, {.dtype = dtype, .device = device});
+}
+
+void Node::set_outputs(std::span<const Tensor> ys) {
+  outputs_ = static_cast<int>(ys.size());
+  if (outputs_ > 1) others_ = std::make_unique<Output[]>(ys.size() - 1);
+  for (int i = 0; i < outputs_; ++i) output(i).describe(ys[static_cast<size_t>(i)]);
+}
+
 Leaf::Leaf(TensorBody* owner) : owner(owner) {
-  shape = owner->shape;
-  dtype = owner->dtype;
-  device = owner->storage->device();
+  output().shape = owner->shape;
+  output().dtype = owner->dtype;
+  output().device = owner->storage->device();
 }
 
 void Leaf::accumulate(Tensor g, bool may_take) {
@@ -102,10 +119,12 @@ void Leaf::add_to_gradient(Tensor g, bool may_take) {
     gradient = slot;
     g = Tensor();  // the watcher checks the slot's use count
   } else if (!gradient.defined()) {
-    gradient = may_take && lies_like(g, *owner) ? std::move(g) : copy_like(g, *owner);
+    gradient = may_take && detail::has_strides(g, owner->strides)
+                   ? std::move(g)
+                   : detail::copy_with_strides(g, owner->strides);
   } else if (is_grad_enabled() || is_held_elsewhere(gradient)) {
     // With create_graph both may be part of a graph; a gradient held elsewhere must not change.
-    Tensor sum = copy_like(gradient, *owner);
+    Tensor sum = detail::copy_with_strides(gradient, owner->strides);
     sum.add_(g);
     gradient = std::move(sum);
   } else {
@@ -126,98 +145,5 @@ void Leaf::zero_grad(bool set_to_none) {
   else
     gradient.zero_();
 }
-
-SavedTensor::SavedTensor(const Tensor& t, Ref<Node> node) : node_(std::move(node)) {
-  if (!t.defined()) return;
-  tensor_ = t.detach();
-  version_ = t.storage().version();
-}
-
-Tensor SavedTensor::unpack(const char* op) const {
-  if (!tensor_.defined()) return tensor_;  // an absent input
-  LOCKSTEP_CHECK(tensor_.storage().version() == version_, AutogradError, "backward of ", op,
-                 ": a tensor of shape ", tensor_.shape(),
-                 " that it needs was changed in place since (version ", tensor_.storage().version(),
-                 ", expected ", version_,
-                 "); use the out-of-place form of what changed it, or, if that "
-                 "was an optimizer's step or a load, call backward before");
-  if (!node_ || !is_grad_enabled()) return tensor_;
-  Tensor connected = tensor_.detach();
-  connected.body().node = node_;
-  return connected;
-}
-
-void Saver::keep(int i, const Tensor& t) {
-  if (!records_) return;
-  kept_.resize(std::max(kept_.size(), static_cast<size_t>(i) + 1));
-  kept_[static_cast<size_t>(i)] = SavedTensor(t, nullptr);
-}
-
-void Saved::check_alive() const {
-  LOCKSTEP_CHECK(!released_, AutogradError, "backward of ", node_.name(),
-                 ": its saved tensors were freed by an earlier backward; pass {.retain_graph = "
-                 "true} to that one");
-}
-
-Tensor Saved::input(int i) const {
-  check_alive();
-  LOCKSTEP_CHECK(i >= 0 && static_cast<size_t>(i) < inputs_.size() && (saves_ & kInput(i)),
-                 AutogradError, "backward of ", node_.name(), ": it reads input ", i,
-                 ", which `saves` (or saves_for) does not name; add kInput(", i, ")");
-  return inputs_[static_cast<size_t>(i)].unpack(node_.name());
-}
-
-Tensor Saved::output() const {
-  check_alive();
-  LOCKSTEP_CHECK(saves_ & kOutput, AutogradError, "backward of ", node_.name(),
-                 ": it reads the output, which `saves` (or saves_for) does not name; add kOutput");
-  Tensor y = output_.unpack(node_.name());
-  if (!is_grad_enabled()) return y;
-  y = y.detach();
-  y.body().node = Ref<Node>(const_cast<Node*>(&node_));
-  return y;
-}
-
-Tensor Saved::kept(int i) const {
-  check_alive();
-  LOCKSTEP_CHECK(i >= 0 && static_cast<size_t>(i) < kept_.size(), AutogradError, "backward of ",
-                 node_.name(), ": its forward kept ", kept_.size(), " tensors, and none as number ",
-                 i, "; see Saver::keep");
-  return kept_[static_cast<size_t>(i)].unpack(node_.name());
-}
-
-OpInterceptor* set_op_interceptor(OpInterceptor* next) noexcept {
-  return std::exchange(interceptor, next);
-}
-
-namespace detail {
-
-OpInterceptor* op_interceptor() noexcept { return interceptor; }
-
-void attach(const Tensor& y, Ref<Node> node) {
-  node->shape = y.shape();
-  node->dtype = y.dtype();
-  node->device = y.device();
-  TensorBody& body = y.body();
-  body.node = std::move(node);
-}
-void fail_changed_input(const char* op, const Tensor& x, size_t i) {
-  fail<AutogradError>(op, ": its forward changed input ", i, ", of shape ", x.shape(),
-                      ", in place, so that the gradient of other uses of it would be wrong; change "
-                      "a clone(), or make the op by apply_in_place");
-}
-
-const Tensor* source_of(const char* op, const Tensor& y, std::span<const Tensor* const> inputs) {
-  LOCKSTEP_CHECK(y.defined(), Error, op, ": its forward returned an undefined tensor");
-  TensorBody& body = y.body();
-  if (body.untracked_view && body.storage->use_count() == 1) body.untracked_view = false;
-  for (const Tensor* x : inputs)
-    if (x->defined() &&
-        (x->is_same(y) || (body.untracked_view && x->body().storage == body.storage)))
-      return x;
-  return nullptr;
-}
-
-}  // namespace detail
 
 }  // namespace lockstep

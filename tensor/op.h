@@ -1,10 +1,12 @@
 // Entry point through which every differentiable op is executed and recorded: apply() for ops that
-// make a new tensor, apply_in_place() for those that write to one. An op is a struct: its fields
-// are its parameters, forward computes, and backward, right below it, differentiates.
+// make new tensors, apply_list() for those over a list of tensors, apply_in_place() for those that
+// write to one. An op is a struct: its fields are its parameters, forward computes, and backward,
+// right below it, differentiates.
 //
 //   struct Softmax {
 //     static constexpr const char* name = "softmax";
 //     static constexpr unsigned saves = kOutput;  // what backward reads: kInput(i) | kOutput
+//     static constexpr Precision precision = Precision::full;  // optional: Precision::given
 //     int64_t dim;
 //     Tensor forward(const Tensor& x);            // grad mode is off
 //     void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const;
@@ -13,158 +15,31 @@
 //
 // A forward that takes a Saver& before its inputs may keep further tensors (statistics, indices). An
 // op of several inputs may define saves_for(i), what the derivative by input i reads, instead of
-// `saves`: then nothing is saved for the derivative by an input that requires no grad. A user's own
-// op is made the same way. A backward written in terms of ops is differentiable itself;
-// one that calls kernels must use ops instead when is_grad_enabled().
+// `saves`. A forward with several results returns a std::array, std::tuple or std::vector of
+// tensors; backward then takes their gradients as a std::span<const Tensor>, undefined for results
+// that received none.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <lockstep/tensor/node.h>
+#include <lockstep/tensor/op_hook.h>
+#include <lockstep/tensor/op_node.h>
 
 namespace lockstep {
 
-constexpr unsigned kInput(int i) { return 1u << i; }
-inline constexpr unsigned kOutput = 1u << 31;
-
-/// A tensor saved for backward, with the version of its storage at that moment. It refers to the
-/// storage and the graph, not to the handle it was made from, so that it is in no reference cycle.
-class LOCKSTEP_API SavedTensor {
- public:
-  SavedTensor() = default;
-  /// `node` is where the tensor comes from; null for a constant.
-  SavedTensor(const Tensor& t, Ref<Node> node);
-  /// The tensor, part of the graph if grad mode is on. Throws AutogradError when an in-place op has
-  /// changed the storage since.
-  Tensor unpack(const char* op) const;
-  void reset() { *this = SavedTensor(); }
-
- private:
-  Tensor tensor_;
-  Ref<Node> node_;
-  uint32_t version_ = 0;
-};
-
-/// Given to an op's forward: saves tensors for backward beside the inputs and the output that
-/// `saves` names. Does nothing when no graph is recorded.
-class LOCKSTEP_API Saver {
- public:
-  explicit Saver(bool records) : records_(records) {}
-  /// Saves t, a constant to the derivative, as number i, counted from 0.
-  void keep(int i, const Tensor& t);
-  std::vector<SavedTensor> take() { return std::move(kept_); }
-
- private:
-  bool records_;
-  std::vector<SavedTensor> kept_;
-};
-
-/// What an op's backward may read: the inputs and the output that `saves` names, and what its
-/// forward kept.
-class LOCKSTEP_API Saved {
- public:
-  Saved(const Node& node, unsigned saves, std::span<const SavedTensor> inputs,
-        const SavedTensor& output, std::span<const SavedTensor> kept, bool released)
-      : node_(node),
-        saves_(saves),
-        inputs_(inputs),
-        output_(output),
-        kept_(kept),
-        released_(released) {}
-  /// Input i; undefined if it was absent.
-  Tensor input(int i) const;
-  /// The op's output, part of the graph under create_graph.
-  Tensor output() const;
-  /// What forward kept as number i.
-  Tensor kept(int i) const;
-
- private:
-  void check_alive() const;
-  const Node& node_;
-  unsigned saves_;
-  std::span<const SavedTensor> inputs_;
-  const SavedTensor& output_;
-  std::span<const SavedTensor> kept_;
-  bool released_;
-};
-
-/// The names of all ops that are loaded, the library's and the user's, sorted. For tests that must
-/// cover every op.
-LOCKSTEP_API std::vector<std::string> op_names();
-
 namespace detail {
-LOCKSTEP_API bool register_op(const char* name);
-/// Registers Op when the binary that records it is loaded.
-template <class Op>
-inline const bool registered = register_op(Op::name);
-}  // namespace detail
 
-/// What an op saves: all that `saves` names, or what saves_for(i) names for the inputs that require
-/// grad.
-template <class Op, size_t N>
-unsigned saved_by(const Op& op, const std::array<const Tensor*, N>& inputs) {
-  if constexpr (requires { op.saves_for(0); }) {
-    unsigned saves = 0;
-    for (size_t i = 0; i < N; ++i)
-      if (inputs[i]->defined() && inputs[i]->node()) saves |= op.saves_for(static_cast<int>(i));
-    return saves;
-  } else {
-    return op.saves;
-  }
+/// Makes `edge` the place where t comes from.
+inline void attach(const Tensor& t, Edge edge) {
+  TensorBody& body = t.body();
+  body.node = std::move(edge.node);
+  body.output = edge.output;
 }
-
-/// The node of an op with N inputs.
-template <class Op, int N>
-class OpNode final : public Node {
- public:
-  OpNode(Op op, const std::array<const Tensor*, N>& inputs, const Tensor& y, Saver& saver)
-      : op_(std::move(op)), saves_(saved_by(op_, inputs)), kept_(saver.take()) {
-    static_cast<void>(detail::registered<Op>);
-    this->inputs.resize(N);
-    for (int i = 0; i < N; ++i) {
-      if (!inputs[i]->defined()) continue;
-      this->inputs[i] = inputs[i]->node();
-      if (saves_ & kInput(i)) saved_[i] = SavedTensor(*inputs[i], this->inputs[i]);
-    }
-    if (saves_ & kOutput) output_ = SavedTensor(y, nullptr);
-  }
-  const char* name() const override { return Op::name; }
-  void backward(const Tensor& dy, InputGradients& dx) override {
-    op_.backward(Saved(*this, saves_, saved_, output_, kept_, released_), dy, dx);
-  }
-  void release_saved() override {
-    released_ = saves_ != 0 || !kept_.empty();
-    for (SavedTensor& s : saved_) s.reset();
-    output_.reset();
-    for (SavedTensor& s : kept_) s.reset();
-  }
-
- private:
-  Op op_;
-  unsigned saves_;
-  std::array<SavedTensor, N> saved_;
-  SavedTensor output_;
-  std::vector<SavedTensor> kept_;
-  bool released_ = false;
-};
-
-/// Called before every op on its thread; may replace the inputs. For autocast, profiling, anomaly
-/// detection.
-class LOCKSTEP_API OpInterceptor {
- public:
-  virtual ~OpInterceptor() = default;
-  virtual void before(const char* op, std::span<Tensor> inputs) = 0;
-};
-/// Installs an interceptor for this thread and returns the previous one; null means none.
-LOCKSTEP_API OpInterceptor* set_op_interceptor(OpInterceptor* interceptor) noexcept;
-
-namespace detail {
-LOCKSTEP_API OpInterceptor* op_interceptor() noexcept;
-/// Sets y's node.
-LOCKSTEP_API void attach(const Tensor& y, Ref<Node> node);
 /// Throws if an op must not write to x; `records` says whether the op is recorded.
 LOCKSTEP_API void check_in_place(const char* op, const Tensor& x, bool records);
 /// Sets the node of x, whose elements an op has just changed. If x is a view, its base gets a node
@@ -179,33 +54,53 @@ LOCKSTEP_API void become_view(const Tensor& y, const Tensor& x);
 LOCKSTEP_API const Tensor* source_of(const char* op, const Tensor& y,
                                      std::span<const Tensor* const> inputs);
 
-/// Records the result of a forward: `record` asks for a node, and make_node(y) makes it. A result that
-/// is an input keeps that one's node apart, and what shares an input's storage is a view of it.
-template <class MakeNode>
-Tensor finish(const char* op, Tensor y, std::span<const Tensor* const> inputs, bool record,
-              MakeNode make_node) {
-  const Tensor* source = source_of(op, y, inputs);
-  record = record && is_floating(y.dtype());
-  if (record) {
-    if (source && source->is_same(y)) y = y.detach();
-    attach(y, make_node(y));
+/// What a forward returns, as a list of tensors and back.
+template <class R>
+struct Results;
+template <>
+struct Results<Tensor> {
+  static constexpr int count = 1;
+  static std::array<Tensor, 1> open(Tensor&& y) { return {std::move(y)}; }
+  static Tensor close(std::array<Tensor, 1>&& ys) { return std::move(ys[0]); }
+};
+template <size_t N>
+struct Results<std::array<Tensor, N>> {
+  static constexpr int count = N;
+  static std::array<Tensor, N> open(std::array<Tensor, N>&& ys) { return std::move(ys); }
+  static std::array<Tensor, N> close(std::array<Tensor, N>&& ys) { return std::move(ys); }
+};
+template <>
+struct Results<std::vector<Tensor>> {
+  static constexpr int count = kMany;
+  static std::vector<Tensor> open(std::vector<Tensor>&& ys) { return std::move(ys); }
+  static std::vector<Tensor> close(std::vector<Tensor>&& ys) { return std::move(ys); }
+};
+template <class... T>
+requires(std::is_same_v<T, Tensor>&&...) struct Results<std::tuple<T...>> {
+  static constexpr int count = sizeof...(T);
+  static std::array<Tensor, sizeof...(T)> open(std::tuple<T...>&& ys) {
+    return std::apply([](auto&... y) { return std::array{std::move(y)...}; }, ys);
   }
-  if (source && is_grad_enabled() && !source->is_same(y)) become_view(y, *source);
-  return y;
+  static std::tuple<T...> close(std::array<Tensor, sizeof...(T)>&& ys) {
+    return std::apply([](auto&... y) { return std::tuple<T...>{std::move(y)...}; }, ys);
+  }
+};
+
+template <int N>
+List<Tensor, N> list_of(std::vector<Tensor>&& tensors) {
+  if constexpr (N == kMany) {
+    return std::move(tensors);
+  } else {
+    List<Tensor, N> list;
+    std::move(tensors.begin(), tensors.end(), list.begin());
+    return list;
+  }
 }
 
-template <class Op, class... Inputs>
-Tensor run_forward(Op& op, Saver& saver, const Inputs&... inputs) {
-  const NoGradGuard guard;
-  if constexpr (requires { op.forward(saver, inputs...); })
-    return op.forward(saver, inputs...);
-  else
-    return op.forward(inputs...);
-}
-
-template <class... Inputs>
-bool records(const Inputs&... inputs) {
-  return is_grad_enabled() && ((inputs.defined() && inputs.node()) || ...);
+inline bool records(std::span<const Tensor* const> inputs) {
+  return is_grad_enabled() && std::any_of(inputs.begin(), inputs.end(), [](const Tensor* x) {
+           return x->defined() && x->node();
+         });
 }
 
 /// The version of an input whose gradient is recorded; those of others may change.
@@ -214,35 +109,97 @@ inline uint32_t recorded_version(const Tensor& x) {
 }
 [[noreturn]] LOCKSTEP_API void fail_changed_input(const char* op, const Tensor& x, size_t i);
 
+/// op.forward without grad mode.
 template <class Op, class... Inputs>
-Tensor apply(Op op, const Inputs&... inputs) {
-  const bool record = records(inputs...);
-  const std::array<const Tensor*, sizeof...(Inputs)> all{&inputs...};
-  const std::array<uint32_t, sizeof...(Inputs)> versions{recorded_version(inputs)...};
-  Saver saver(record);
-  Tensor y = run_forward(op, saver, inputs...);
-  if (record)
-    for (size_t i = 0; i < all.size(); ++i)
-      if (recorded_version(*all[i]) != versions[i]) fail_changed_input(Op::name, *all[i], i);
-  return finish(Op::name, std::move(y), all, record, [&](const Tensor& result) {
-    return make_ref<OpNode<Op, sizeof...(Inputs)>>(std::move(op), all, result, saver);
-  });
+auto run_forward(Op& op, Saver& saver, const Inputs&... inputs) {
+  const NoGradGuard guard;
+  if constexpr (requires { op.forward(saver, inputs...); })
+    return op.forward(saver, inputs...);
+  else
+    return op.forward(inputs...);
 }
+
+/// Makes the node of the results of a forward, if `record` asks for it. A result that is an input, or
+/// one of the results before it, keeps that one's node apart, and what shares an input's storage is a
+/// view of it.
+template <int In, int Out, class Op>
+void finish(Op& op, ListSpan<const Tensor* const, In> inputs, ListSpan<Tensor, Out> ys, bool record,
+            Saver& saver) {
+  List<const Tensor*, Out> sources = make_list<const Tensor*, Out>(ys.size());
+  bool differentiable = false;
+  for (size_t i = 0; i < ys.size(); ++i) {
+    sources[i] = source_of(Op::name, ys[i], inputs);
+    for (size_t j = 0; j < i && !sources[i]; ++j)
+      if (ys[j].is_same(ys[i])) sources[i] = &ys[j];
+    differentiable |= is_floating(ys[i].dtype()) && saver.is_differentiable(i);
+  }
+  if (record)
+    for (size_t i = ys.size(); i-- > 0;)
+      if (sources[i] && sources[i]->is_same(ys[i]) && is_floating(ys[i].dtype()))
+        ys[i] = ys[i].detach();
+  if (record && differentiable) {
+    const Ref<Node> node = make_ref<OpNode<Op, In, Out>>(std::move(op), inputs, ys, saver);
+    for (size_t i = 0; i < ys.size(); ++i)
+      if (is_floating(ys[i].dtype()) && saver.is_differentiable(i))
+        attach(ys[i], {node, static_cast<int>(i)});
+  }
+  if (!is_grad_enabled()) return;
+  for (size_t i = 0; i < ys.size(); ++i)
+    if (sources[i] && !sources[i]->is_same(ys[i])) become_view(ys[i], *sources[i]);
+}
+
+template <int In, class Op, class Forward>
+auto record(Op& op, ListSpan<const Tensor* const, In> inputs, const Forward& forward) {
+  const bool record = records(inputs);
+  List<uint32_t, In> versions = make_list<uint32_t, In>(inputs.size());
+  if (record)
+    for (size_t i = 0; i < inputs.size(); ++i) versions[i] = recorded_version(*inputs[i]);
+  Saver saver(Op::name, record);
+  auto result = forward(op, saver);
+  using R = Results<decltype(result)>;
+  List<Tensor, R::count> ys = R::open(std::move(result));
+  if (record)
+    for (size_t i = 0; i < inputs.size(); ++i)
+      if (recorded_version(*inputs[i]) != versions[i])
+        fail_changed_input(Op::name, *inputs[i], i);
+  finish<In, R::count>(op, inputs, ListSpan<Tensor, R::count>(ys), record, saver);
+  return ys;
+}
+
+/// The one way of every op that makes tensors: `forward` is called with the op and a Saver.
+template <int In, class Op, class Forward>
+auto apply(Op op, ListSpan<const Tensor* const, In> inputs, const Forward& forward) {
+  using R = Results<decltype(forward(op, std::declval<Saver&>()))>;
+  if (!op_hooks()) [[likely]]
+    return R::close(record<In>(op, inputs, forward));
+  std::vector<Tensor> held;
+  for (const Tensor* x : inputs) held.push_back(*x);
+  return R::close(list_of<R::count>(call_op_hooks(op_info<Op>(), held, R::count, [&] {
+    auto ys = record<In>(op, inputs, forward);
+    return std::vector<Tensor>(ys.begin(), ys.end());
+  })));
+}
+
 }  // namespace detail
 
 /// Runs op.forward on the inputs (an undefined Tensor is an absent one) and, when grad mode is on
-/// and an input requires grad, makes the op's node the result's node.
+/// and an input requires grad, makes the op's node the results' node. Returns what forward returns.
 template <class Op, class... Inputs>
-Tensor apply(Op op, const Inputs&... inputs) {
-  if (OpInterceptor* interceptor = detail::op_interceptor()) [[unlikely]] {
-    std::array<Tensor, sizeof...(Inputs)> replaced{inputs...};
-    interceptor->before(Op::name, replaced);
-    return [&]<size_t... I>(std::index_sequence<I...>) {
-      return detail::apply(std::move(op), replaced[I]...);
-    }
-    (std::index_sequence_for<Inputs...>());
-  }
-  return detail::apply(std::move(op), inputs...);
+auto apply(Op op, const Inputs&... inputs) {
+  const std::array<const Tensor*, sizeof...(Inputs)> all{&inputs...};
+  return detail::apply<sizeof...(Inputs)>(
+      std::move(op), detail::ListSpan<const Tensor* const, sizeof...(Inputs)>(all),
+      [&](Op& o, Saver& saver) { return detail::run_forward(o, saver, inputs...); });
+}
+
+/// apply() for an op over a list of any length (cat, stack): forward takes a std::span<const Tensor>.
+template <class Op>
+auto apply_list(Op op, std::span<const Tensor> inputs) {
+  std::vector<const Tensor*> all;
+  for (const Tensor& x : inputs) all.push_back(&x);
+  return detail::apply<detail::kMany>(
+      std::move(op), std::span<const Tensor* const>(all),
+      [&](Op& o, Saver& saver) { return detail::run_forward(o, saver, inputs); });
 }
 
 /// Runs op.forward, which writes its result to x, and makes the op x's node. The first of `inputs`
@@ -251,50 +208,28 @@ Tensor apply(Op op, const Inputs&... inputs) {
 /// impossible: x is a leaf that requires grad, or a view of one.
 template <class Op, class... Inputs>
 void apply_in_place(Op op, const Tensor& x, const Inputs&... inputs) {
-  const bool record = is_floating(x.dtype()) && detail::records(inputs...);
+  constexpr int n = sizeof...(Inputs);
+  const std::array<const Tensor*, n> all{&inputs...};
+  const bool record = is_floating(x.dtype()) && detail::records(all);
   detail::check_in_place(Op::name, x, record);
-  if (OpInterceptor* interceptor = detail::op_interceptor()) [[unlikely]] {
-    std::array<Tensor, sizeof...(Inputs)> seen{inputs...};
-    interceptor->before(Op::name, seen);
-  }
-  Saver saver(record);
-  x.storage().bump_version();
-  detail::run_forward(op, saver, inputs...);
-  if (record)
-    detail::attach_in_place(
-        x, make_ref<OpNode<Op, sizeof...(Inputs)>>(
-               std::move(op), std::array<const Tensor*, sizeof...(Inputs)>{&inputs...}, x, saver));
-}
-
-/// An op over a list of tensors of any length (cat, stack): forward takes the span; saves nothing.
-template <class Op>
-class ListNode final : public Node {
- public:
-  ListNode(Op op, std::span<const Tensor> inputs) : op_(std::move(op)) {
-    static_cast<void>(detail::registered<Op>);
-    for (const Tensor& x : inputs) this->inputs.push_back(x.node());
-  }
-  const char* name() const override { return Op::name; }
-  void backward(const Tensor& dy, InputGradients& dx) override { op_.backward(dy, dx); }
-
- private:
-  Op op_;
-};
-template <class Op>
-Tensor apply_list(Op op, std::vector<Tensor> inputs) {
-  if (OpInterceptor* interceptor = detail::op_interceptor()) interceptor->before(Op::name, inputs);
-  bool record = false;
-  for (const Tensor& x : inputs) record |= x.node().get() != nullptr;
-  Tensor y;
-  {
-    NoGradGuard guard;
-    y = op.forward(inputs);
-  }
-  std::vector<const Tensor*> all;
-  for (const Tensor& x : inputs) all.push_back(&x);
-  return detail::finish(
-      Op::name, std::move(y), all, record && is_grad_enabled(),
-      [&](const Tensor&) { return make_ref<ListNode<Op>>(std::move(op), inputs); });
+  const auto run = [&] {
+    Saver saver(Op::name, record);
+    x.storage().bump_version();
+    detail::run_forward(op, saver, inputs...);
+    if (record)
+      detail::attach_in_place(
+          x, make_ref<OpNode<Op, n, 1>>(std::move(op),
+                                        detail::ListSpan<const Tensor* const, n>(all),
+                                        detail::ListSpan<const Tensor, 1>(&x, 1), saver));
+  };
+  if (!detail::op_hooks()) [[likely]]
+    return run();
+  std::array<Tensor, n> held{inputs...};
+  held[0] = x;
+  detail::call_op_hooks(detail::op_info<Op>(true), held, 1, [&] {
+    run();
+    return std::vector<Tensor>{x};
+  });
 }
 
 }  // namespace lockstep

@@ -68,8 +68,10 @@ Tensor& Tensor::requires_grad_(bool on) {
   if (on == requires_grad()) return *this;
   if (!b.leaf) b.leaf = make_ref<Leaf>(&b);
   b.leaf->frozen = !on;
+  b.leaf->retains = false;
   b.base = nullptr;  // a leaf is the root of its own graph
   b.node = on ? b.leaf : nullptr;
+  b.output = 0;
   return *this;
 }
 
@@ -80,16 +82,19 @@ Tensor Tensor::grad() const {
 
 void Tensor::set_grad(const Tensor& grad) const {
   const Ref<Leaf>& l = body().leaf;
-  LOCKSTEP_CHECK(is_leaf() && is_floating_point(), AutogradError,
+  LOCKSTEP_CHECK((is_leaf() || retains_grad()) && is_floating_point(), AutogradError,
                  "set_grad: only a floating leaf holds a gradient; this tensor is ",
-                 is_leaf() ? str_cat(dtype()) : str_cat("made by ", node()->name()));
+                 is_leaf() ? str_cat(dtype())
+                           : str_cat("made by ", node()->name(), "; call retain_grad() before"));
   if (grad.defined()) {
     LOCKSTEP_CHECK(!grad.is_same(*this) && grad.body().base != ref(), AutogradError,
                    "set_grad: a tensor cannot be its own gradient, nor can a view of it; detach() it");
     LOCKSTEP_CHECK(grad.shape() == shape(), ShapeError, "set_grad: the gradient has shape ",
                    grad.shape(), ", the tensor ", shape());
-    LOCKSTEP_CHECK(grad.dtype() == dtype(), DTypeError, "set_grad: the gradient is ", grad.dtype(),
-                   ", the tensor ", dtype());
+    LOCKSTEP_CHECK(grad.dtype() == grad_dtype(), DTypeError, "set_grad: the gradient is ",
+                   grad.dtype(), ", the tensor ", dtype(),
+                   grad_dtype() == dtype() ? std::string()
+                                           : str_cat(" with gradients in ", grad_dtype()));
     LOCKSTEP_CHECK(grad.device() == device(), DeviceError, "set_grad: the gradient is on ",
                    grad.device(), ", the tensor on ", device());
   }
@@ -100,6 +105,48 @@ void Tensor::set_grad(const Tensor& grad) const {
   // `p.set_grad(p.grad().mul_(2))` scales what is there.
   if (!grad.is_same(l->gradient)) l->accumulated = false;
   l->gradient = grad;
+}
+
+Tensor& Tensor::set_grad_dtype(DType dtype) {
+  TensorBody& b = body();
+  LOCKSTEP_CHECK(is_leaf() && is_floating_point(), AutogradError,
+                 "set_grad_dtype: only a floating leaf holds a gradient; this tensor is ",
+                 is_leaf() ? str_cat(b.dtype) : str_cat("made by ", node()->name()));
+  LOCKSTEP_CHECK(is_floating(dtype), DTypeError, "set_grad_dtype: gradients are floating, not ",
+                 dtype);
+  if (!b.leaf) {
+    b.leaf = make_ref<Leaf>(&b);
+    b.leaf->frozen = true;
+  }
+  for (const Tensor* there : {&b.leaf->gradient, &b.leaf->slot})
+    LOCKSTEP_CHECK(!there->defined() || there->dtype() == dtype, DTypeError,
+                   "set_grad_dtype: the gradient is to be ", dtype,
+                   there == &b.leaf->gradient ? ", and the one that is there is "
+                                              : ", and its place in DistributedDataParallel's "
+                                                "memory is ",
+                   there->dtype(),
+                   there == &b.leaf->gradient ? "; clear it first" : "; set it before wrapping");
+  b.leaf->grad_dtype = dtype == b.dtype ? std::nullopt : std::optional(dtype);
+  return *this;
+}
+
+DType Tensor::grad_dtype() const {
+  const Ref<Leaf>& l = body().leaf;
+  return l ? l->gradient_dtype() : dtype();
+}
+
+void Tensor::retain_grad() const {
+  LOCKSTEP_CHECK(node(), AutogradError, "retain_grad: the tensor does not require grad");
+  if (is_leaf() || retains_grad()) return;
+  TensorBody& b = body();
+  if (!b.leaf) b.leaf = make_ref<Leaf>(&b);
+  b.leaf->retains = true;
+  b.node->output(b.output).make_hooks().retained.push_back(b.leaf);
+}
+
+bool Tensor::retains_grad() const {
+  const Ref<Leaf>& l = body().leaf;
+  return l && l->retains;
 }
 
 Tensor Tensor::detach() const {
@@ -133,10 +180,11 @@ HookHandle handle(const std::shared_ptr<Hooks>& hooks, uint64_t id) {
 HookHandle Tensor::register_hook(std::function<Tensor(const Tensor&)> f) const {
   const Ref<Node>& n = node();
   LOCKSTEP_CHECK(n, AutogradError, "register_hook: the tensor does not require grad");
-  if (!n->hooks) n->hooks = std::make_shared<Node::Hooks>();
+  Node::Output& output = n->output(body().output);
   const uint64_t id = next_hook_id();
-  n->hooks->emplace_back(id, std::move(f));
-  return handle(n->hooks, id);
+  auto& list = output.make_hooks().list;
+  list.emplace_back(id, std::move(f));
+  return handle(std::shared_ptr<std::decay_t<decltype(list)>>(output.hooks, &list), id);
 }
 
 HookHandle Tensor::register_post_accumulate_grad_hook(std::function<void(const Tensor&)> f) const {

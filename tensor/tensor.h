@@ -66,7 +66,7 @@ class LOCKSTEP_API HookHandle {
 };
 
 /// What Tensor handles point to. `node` is grad_fn in PyTorch: the node of the op that made the
-/// tensor, its `leaf`, or null if it does not require grad. A frozen tensor has no node and keeps
+/// tensor, as its output number `output`; its `leaf`; or null if it does not require grad. A frozen tensor has no node and keeps
 /// its leaf.
 ///
 /// A view made in grad mode refers to its `base`, the tensor at the root of a chain of views. An
@@ -80,6 +80,7 @@ struct LOCKSTEP_API TensorBody final : RefCounted {
   Strides strides;
   DType dtype = DType::f32;
   bool untracked_view = false;  // made without grad mode: its base is not recorded
+  int output = 0;
   std::atomic<uint32_t> graph{0};
   Ref<TensorBody> base;  // null unless a view
   Ref<Node> node;
@@ -163,12 +164,26 @@ class LOCKSTEP_API Tensor {
   /// gradient nor calls its hooks, until it requires grad again.
   Tensor& requires_grad_(bool on = true);
   bool is_leaf() const;
-  /// The gradient accumulated by backward; undefined before the first. A frozen tensor keeps its
-  /// own until it is cleared, and as long as it has one an optimizer steps by it.
+  /// The gradient accumulated by backward; undefined before the first, and for tensors that an op
+  /// made, unless they retain_grad(). A frozen tensor keeps its own until it is cleared, and as long
+  /// as it has one an optimizer steps by it.
   Tensor grad() const;
-  /// Assigns the gradient (undefined clears it). Shape, dtype and device must be this tensor's,
-  /// which requires grad, or did until it was frozen.
+  /// Assigns the gradient (undefined clears it). Shape and device must be this tensor's, and the dtype
+  /// grad_dtype(). The tensor is a leaf, or one with retain_grad().
   void set_grad(const Tensor& grad) const;
+  /// Makes grad() of a tensor that an op made hold its gradient too, added up over backwards until
+  /// set_grad({}) clears it. After an op in place it is the gradient of the new values. No effect on
+  /// leaves. AutogradError: the tensor does not require grad.
+  void retain_grad() const;
+  bool retains_grad() const;
+  /// Makes the gradient of a leaf be of another floating dtype than the leaf: what backward adds to it
+  /// is converted first, so that a bf16 weight may add up its gradients in f32. With this tensor's own
+  /// dtype, the default, it follows the tensor's again. AutogradError: the tensor is no leaf;
+  /// DTypeError: it holds a gradient of another dtype, or its gradient has a place in
+  /// DistributedDataParallel's memory, which is of another.
+  Tensor& set_grad_dtype(DType dtype);
+  /// The dtype that grad() has when there is one.
+  DType grad_dtype() const;
   /// Accumulates the derivatives of this tensor (one element, unless `gradient` is given) by the
   /// leaves of its graph.
   void backward(const Tensor& gradient = {}, BackwardOptions options = {}) const;

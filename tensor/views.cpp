@@ -18,26 +18,15 @@ void detail::become_view(const Tensor& y, const Tensor& x) {
 
 namespace {
 
-/// A tensor that shares x's storage with another shape, strides and offset.
+/// A tensor that shares x's storage with another shape, strides and offset. In grad mode apply()
+/// makes it a view of x, so that in-place ops on either reach the other's gradient.
 Tensor alias(const Tensor& x, const Shape& shape, const Strides& strides, int64_t offset) {
   Tensor y = x.detach();
   TensorBody& b = y.body();
   b.shape = shape;
   b.strides = strides;
   b.offset = offset;
-  return y;
-}
-
-/// apply() for views: the result refers to its base, the root of the chain of views, so that
-/// in-place ops on either reach the other's gradient. Without grad mode it does not, so that
-/// backward can reuse the storage of intermediate results.
-template <class Op>
-Tensor apply_view(Op op, const Tensor& x) {
-  Tensor y = apply(std::move(op), x);
-  if (is_grad_enabled())
-    detail::become_view(y, x);
-  else
-    y.body().untracked_view = true;
+  b.untracked_view = true;
   return y;
 }
 
@@ -176,7 +165,7 @@ struct SliceBackward {
     return dx;
   }
   void backward(const Saved&, const Tensor& ddx, InputGradients& out) const {
-    out.set(0, apply_view(slice, ddx));
+    out.set(0, apply(slice, ddx));
   }
 };
 void SliceOp::backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
@@ -209,9 +198,7 @@ struct Convert {
   static constexpr const char* name = "to";
   static constexpr unsigned saves = 0;
   DType dtype;
-  DType from = DType::f32;
-  Tensor forward(const Tensor& x) {
-    from = x.dtype();
+  Tensor forward(const Tensor& x) const {
     Tensor y = x.is_channels_last()
                    ? empty_strided(x.shape(), x.strides(), {.dtype = dtype, .device = x.device()})
                    : empty(x.shape(), {.dtype = dtype, .device = x.device()});
@@ -219,7 +206,7 @@ struct Convert {
     return y;
   }
   void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
-    dx.set(0, dy.to(from));
+    dx.set(0, dy.to(dx.dtype(0)));
   }
 };
 
@@ -252,7 +239,7 @@ struct ToDevice {
 }  // namespace
 
 Tensor Tensor::view(const Shape& shape) const {
-  return apply_view(View{complete_shape("view", shape, *this)}, *this);
+  return apply(View{complete_shape("view", shape, *this)}, *this);
 }
 
 Tensor Tensor::reshape(const Shape& shape) const {
@@ -287,7 +274,7 @@ Tensor Tensor::permute(const Shape& order) const {
     seen |= 1u << w;
     wrapped.push_back(w);
   }
-  return apply_view(Permute{wrapped}, *this);
+  return apply(Permute{wrapped}, *this);
 }
 
 Tensor Tensor::transpose(int64_t a, int64_t b) const {
@@ -317,7 +304,7 @@ Tensor Tensor::expand(const Shape& shape) const {
     if (const int own = i - (full.dims() - dim()); full[i] == -1 && own >= 0)
       full[i] = this->shape()[own];
   checked_numel("expand", full);
-  return apply_view(Expand{full}, *this);
+  return apply(Expand{full}, *this);
 }
 
 Tensor Tensor::slice(int64_t dim, Slice range) const {
@@ -329,7 +316,7 @@ Tensor Tensor::slice(int64_t dim, Slice range) const {
   const int64_t start = clip(range.start), stop = std::max(clip(range.stop), start);
   const int64_t length = stop > start ? (stop - start - 1) / range.step + 1 : 0;
   // One element needs no step, and a large one would overflow the stride.
-  return apply_view(SliceOp{d, start, length, length > 1 ? range.step : 1}, *this);
+  return apply(SliceOp{d, start, length, length > 1 ? range.step : 1}, *this);
 }
 
 Tensor Tensor::narrow(int64_t dim, int64_t start, int64_t length) const {

@@ -406,7 +406,7 @@ TEST_CASE("to(dtype) changes the storage inside the tensors, gradients too, and 
     CHECK(p.requires_grad() == !p.is_same(net.fc1.weight));
   }
   net.fc1.weight.requires_grad_();
-  for (const Tensor& p : before) CHECK(p.leaf()->dtype == DType::f64);
+  for (const Tensor& p : before) CHECK(p.leaf()->output().dtype == DType::f64);
   CHECK(net.bn.running_mean.dtype() == DType::f64);
   CHECK(net.bn.num_batches_tracked.dtype() == DType::i64);
   CHECK(difference(net.fc1.weight, w) == 0);

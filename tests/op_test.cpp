@@ -127,23 +127,6 @@ struct TwoBackwards {
   }
 };
 
-struct Counter : OpInterceptor {
-  std::vector<std::string> names;
-  void before(const char* op, std::span<Tensor>) override { names.push_back(op); }
-};
-struct ToDouble : OpInterceptor {
-  void before(const char* op, std::span<Tensor> inputs) override {
-    if (std::string(op) != "square_times") return;
-    for (Tensor& t : inputs) t = t.to(DType::f64);
-  }
-};
-/// Installs an interceptor for a scope.
-struct Installed {
-  OpInterceptor* before;
-  explicit Installed(OpInterceptor& i) : before(set_op_interceptor(&i)) {}
-  ~Installed() { set_op_interceptor(before); }
-};
-
 }  // namespace
 
 // ---- a user's own op ----
@@ -213,41 +196,6 @@ TEST_CASE("a result that is not floating has no gradient") {
   const Tensor y = apply(IsPositive{}, leaf({-1, 1}));
   CHECK(y.dtype() == DType::boolean);
   CHECK_FALSE(y.requires_grad());
-}
-
-// ---- interceptors ----
-
-TEST_CASE("an interceptor sees every op of its thread, and is put back") {
-  const Tensor x = leaf({1, 2});
-  Counter outer, inner;
-  {
-    const Installed first(outer);
-    relu(x * 2.0).view({2, 1});
-    CHECK(outer.names == std::vector<std::string>{"mul", "relu", "view"});
-    {
-      const Installed second(inner);
-      exp(x);
-    }
-    sigmoid(x);
-    CHECK(inner.names == std::vector<std::string>{"exp"});
-    CHECK(outer.names.back() == "sigmoid");
-  }
-  const size_t seen = outer.names.size();
-  exp(x);
-  CHECK(outer.names.size() == seen);
-}
-
-TEST_CASE(
-    "an interceptor may replace inputs, as autocast does; gradients return in the leaf's dtype") {
-  const Tensor a = tensor(std::vector<float>{1, 2}).requires_grad_(),
-               b = tensor(std::vector<float>{3, 4});
-  ToDouble cast;
-  const Installed guard(cast);
-  const Tensor y = apply(SquareTimes{}, a, b);
-  CHECK(y.dtype() == DType::f64);
-  y.sum().backward();
-  CHECK(a.grad().dtype() == DType::f32);
-  CHECK(values(a.grad()) == V{6, 16});
 }
 
 // ---- gradcheck ----

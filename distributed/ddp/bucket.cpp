@@ -18,14 +18,14 @@ std::vector<Bucket> plan_buckets(const std::vector<Replicated>& parameters,
     const Tensor& p = parameters[static_cast<size_t>(i)].parameter;
     auto fits = [&](const Bucket& b) {
       const Tensor& other = parameters[static_cast<size_t>(b.parameters[0])].parameter;
-      return b.dtype == p.dtype() && other.device() == p.device();
+      return b.dtype == p.grad_dtype() && other.device() == p.device();
     };
     auto it = std::find_if(open.begin(), open.end(), fits);
     if (it == open.end())
       it = open.insert(open.end(),
-                       Bucket{.parameters = {}, .dtype = p.dtype(), .flat = {}, .label = {}});
+                       Bucket{.parameters = {}, .dtype = p.grad_dtype(), .flat = {}, .label = {}});
     it->parameters.push_back(i);
-    it->elements = padded(it->elements, p.dtype()) + p.numel();
+    it->elements = padded(it->elements, p.grad_dtype()) + p.numel();
     if (it->bytes() >= limit(*it)) {
       done.push_back(std::move(*it));
       open.erase(it);

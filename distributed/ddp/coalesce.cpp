@@ -102,7 +102,9 @@ std::string describe(const NamedTensors& parameters, const NamedTensors& buffers
                                   : t.requires_grad()    ? "trainable parameter"
                                                          : "frozen parameter";
     text += str_cat(name, ": ", left_alone ? "ignored " : "", kind, ' ', t.dtype(), ' ', t.shape(),
-                    " strides ", canonical_strides(t), shared[i], '\n');
+                    " strides ", canonical_strides(t), shared[i]);
+    if (t.grad_dtype() != t.dtype()) text += str_cat(", gradient ", t.grad_dtype());
+    text += '\n';
   }
   return text;
 }

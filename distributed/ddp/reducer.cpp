@@ -193,10 +193,10 @@ void Reducer::check_slots() const {
                    " had shape ", slots_[i].shape(), " when it was wrapped and has ",
                    p.parameter.shape(), " now; change the module first, then wrap it");
     LOCKSTEP_CHECK(
-        p.parameter.dtype() == slots_[i].dtype() && p.parameter.device() == slots_[i].device(),
-        DistError, "DDP: ", p.name, " was ", slots_[i].dtype(), " on ", slots_[i].device(),
-        " when it was wrapped and is ", p.parameter.dtype(), " on ", p.parameter.device(),
-        " now; move the module first, then wrap it");
+        p.parameter.grad_dtype() == slots_[i].dtype() && p.parameter.device() == slots_[i].device(),
+        DistError, "DDP: the gradient of ", p.name, " was ", slots_[i].dtype(), " on ",
+        slots_[i].device(), " when it was wrapped and is ", p.parameter.grad_dtype(), " on ",
+        p.parameter.device(), " now; move the module first, then wrap it");
   }
 }
 

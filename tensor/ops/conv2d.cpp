@@ -19,6 +19,7 @@ Tensor weights(const ConvShape& s, const Tensor& x, const Tensor& dy);
 
 struct Conv2d {
   static constexpr const char* name = "conv2d";
+  static constexpr Precision precision = Precision::lower;
   static constexpr unsigned saves_for(int i) {
     return i == 0 ? kInput(1) : i == 1 ? kInput(0) : 0;
   }

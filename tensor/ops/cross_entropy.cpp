@@ -11,6 +11,7 @@ namespace {
 
 struct CrossEntropy {
   static constexpr const char* name = "cross_entropy";
+  static constexpr Precision precision = Precision::full;
   static constexpr unsigned saves = kInput(0) | kInput(1);
   kernels::CrossEntropyTask task;
 

@@ -120,7 +120,7 @@ Tensor binary(Op op, const Tensor& a, const Tensor& b) {
 /// A copy of x before an in-place op, with x's node.
 Tensor before(const Tensor& x) {
   Tensor old = x.detach().clone();
-  old.body().node = x.node();
+  detail::attach(old, edge_of(x));
   return old;
 }
 
@@ -166,9 +166,9 @@ Tensor& binary_(Op op, Tensor& x, Tensor other) {
   const bool is_itself = other.data_ptr() == x.data_ptr();
   const Tensor input = saves & (kInput(0) | (is_itself ? kInput(1) : 0)) ? before(x) : x;
   if (saves & kInput(1) && is_itself) {
-    const Ref<lockstep::Node> other_node = other.node();
+    const Edge other_edge = edge_of(other);
     other = input.detach();
-    other.body().node = other_node;
+    detail::attach(other, other_edge);
   }
   apply_in_place(std::move(node), x, input, other);
   return x;
@@ -178,6 +178,7 @@ Tensor& binary_(Op op, Tensor& x, Tensor other) {
 
 struct WhereOp {
   static constexpr const char* name = "where";
+  static constexpr Precision precision = Precision::widest;
   static constexpr unsigned saves = kInput(0);
   Shape a_shape = {}, b_shape = {};
 
@@ -207,7 +208,7 @@ struct DropoutOp {
 
   Tensor forward(const Tensor& x) const {
     const Tensor y =
-        x.ref().get() == consumable
+        elementwise::consumes(consumable, x)
             ? x.detach()
             : empty_strided(x.shape(), elementwise::result_strides(x.shape(), Operands(x)),
                             elementwise::like(x));

@@ -38,6 +38,11 @@ inline bool may_consume(const Tensor& x) {
          (!x.node() || !x.is_leaf()) && (x.is_contiguous() || x.is_channels_last());
 }
 
+/// Whether x is what may_consume() found, and still held by nobody else (an OpHook, say).
+inline bool consumes(const TensorBody* consumable, const Tensor& x) {
+  return x.ref().get() == consumable && x.ref()->use_count() == 1;
+}
+
 /// dy times the derivative of Op by input I, in the shape of dy; tensors it does not read may be
 /// undefined.
 template <int I, class Op>
@@ -67,6 +72,7 @@ Tensor differentiate(const Op& op, const std::array<Tensor, Op::inputs>& x, cons
 template <class Op>
 struct UnaryOp {
   static constexpr const char* name = Op::name;
+  static constexpr Precision precision = Op::precision;
   static constexpr unsigned saves = saved_for<Op, 0>();
   Op op;
   const TensorBody* consumable = nullptr;  // an input that the result may overwrite
@@ -77,7 +83,7 @@ struct UnaryOp {
     Tensor y;
     if (target)
       y = *target;
-    else if (x.ref().get() == consumable)
+    else if (consumes(consumable, x))
       y = x.detach();
     else if (x.is_contiguous())
       y = empty(x.shape(), {.dtype = dtype, .device = x.device()});
@@ -106,6 +112,7 @@ struct UnaryOp {
 template <class Op>
 struct BinaryOp {
   static constexpr const char* name = Op::name;
+  static constexpr Precision precision = Op::precision;
   static constexpr unsigned saves_for(int i) {
     return i == 0 ? saved_for<Op, 0>() : saved_for<Op, 1>();
   }

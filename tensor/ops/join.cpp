@@ -10,6 +10,8 @@ namespace {
 
 struct Cat {
   static constexpr const char* name = "cat";
+  static constexpr Precision precision = Precision::widest;
+  static constexpr unsigned saves = 0;
   int dim;
   DType dtype;
   Shape shape;
@@ -36,7 +38,7 @@ struct Cat {
     }
     return y;
   }
-  void backward(const Tensor& dy, InputGradients& dx) const {
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
     int64_t start = 0;
     for (size_t i = 0; i < parts.size(); start += parts[i++].size)
       if (dx.needed(static_cast<int>(i)))
@@ -46,6 +48,8 @@ struct Cat {
 
 struct Stack {
   static constexpr const char* name = "stack";
+  static constexpr Precision precision = Precision::widest;
+  static constexpr unsigned saves = 0;
   int dim;
   DType dtype;
   std::vector<DType> dtypes = {};
@@ -60,7 +64,7 @@ struct Stack {
     }
     return y;
   }
-  void backward(const Tensor& dy, InputGradients& dx) const {
+  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
     for (size_t i = 0; i < dtypes.size(); ++i)
       if (dx.needed(static_cast<int>(i)))
         dx.set(static_cast<int>(i), dy.select(dim, static_cast<int64_t>(i)).to(dtypes[i]));

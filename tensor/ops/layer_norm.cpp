@@ -13,6 +13,7 @@ namespace {
 /// Over rows: x [M, n], weight and bias [n] or undefined; the result has `shape`.
 struct LayerNorm {
   static constexpr const char* name = "layer_norm";
+  static constexpr Precision precision = Precision::full;
   static constexpr unsigned saves = kInput(0) | kInput(1);
   double eps;
   bool has_weight;

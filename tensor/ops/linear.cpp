@@ -12,6 +12,7 @@ namespace {
 /// dz = dy where not y <= 0,  dx = dz W,  dW = dz^T x,  db = sum_rows dz.
 struct Linear {
   static constexpr const char* name = "linear";
+  static constexpr Precision precision = Precision::lower;
   bool relu;
   Shape shape;
   Shape rows;  // [R, out]

@@ -9,6 +9,7 @@ namespace {
 /// dA = dY B^T, dB = A^T dY, each summed over the dimensions that were broadcast.
 struct Matmul {
   static constexpr const char* name = "matmul";
+  static constexpr Precision precision = Precision::lower;
   static constexpr unsigned saves_for(int i) { return i == 0 ? kInput(1) : kInput(0); }
   Shape a_shape = {}, b_shape = {};
 

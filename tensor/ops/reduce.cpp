@@ -36,6 +36,7 @@ struct Reduced {
 /// y = sum / divisor over the dimensions in which `kept` has size 1, seen as `shape`.
 struct Sum {
   static constexpr const char* name = "sum";
+  static constexpr Precision precision = Precision::full;
   static constexpr unsigned saves = 0;
   Shape kept, shape;
   double divisor = 1;
@@ -53,8 +54,15 @@ struct Sum {
   }
 };
 
+/// Beside the sum, whose size grows with the count, its precision differs.
+struct Mean : Sum {
+  static constexpr const char* name = "mean";
+  static constexpr Precision precision = Precision::given;
+};
+
 struct Var {
   static constexpr const char* name = "var";
+  static constexpr Precision precision = Precision::full;
   static constexpr unsigned saves = kInput(0);
   Shape kept, shape;
   double divisor;  // n - correction, at least 0
@@ -119,7 +127,7 @@ Tensor mean(const Tensor& x, const Shape& dims, bool keepdim) {
   LOCKSTEP_CHECK(is_floating(x.dtype()), DTypeError, "mean: needs a floating tensor, got ",
                  x.dtype(), "; convert with to(DType::f32)");
   const Reduced r("mean", x, dims);
-  return apply(Sum{r.kept, keepdim ? r.kept : r.without, static_cast<double>(r.count)}, x);
+  return apply(Mean{{r.kept, keepdim ? r.kept : r.without, static_cast<double>(r.count)}}, x);
 }
 
 Tensor var(const Tensor& x, const Shape& dims, double correction, bool keepdim) {

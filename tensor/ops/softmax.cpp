@@ -9,6 +9,7 @@ namespace {
 
 struct Softmax {
   static constexpr const char* name = "softmax";
+  static constexpr Precision precision = Precision::full;
   static constexpr unsigned saves = kOutput;
   int dim;
   Tensor forward(const Tensor& x) {
@@ -30,6 +31,7 @@ struct Softmax {
 
 struct LogSoftmax {
   static constexpr const char* name = "log_softmax";
+  static constexpr Precision precision = Precision::full;
   static constexpr unsigned saves = kOutput;
   int dim;
   Tensor forward(const Tensor& x) {
