@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include <lockstep/tensor/precision.h>
@@ -55,5 +56,17 @@ struct Number {
     return is_whole ? static_cast<T>(whole) : static_cast<T>(value);
   }
 };
+
+/// The ends of T's values, infinite for floats: what a maximum and a minimum over nothing are.
+template <class T>
+constexpr T lowest() {
+  using L = std::numeric_limits<T>;
+  return L::has_infinity ? -L::infinity() : L::lowest();
+}
+template <class T>
+constexpr T highest() {
+  using L = std::numeric_limits<T>;
+  return L::has_infinity ? L::infinity() : L::max();
+}
 
 }  // namespace lockstep

@@ -40,7 +40,7 @@ void linear_backward_cpu(const Tensor& dx, const Tensor& dw, const Tensor& db, c
       dz = empty(dy.shape(), {.dtype = dy.dtype()});
       relu_backward<T>(dz, dy, y);
     }
-    if (db.defined()) kernels::sum(db.view({1, out}), dz, 1);
+    if (db.defined()) reduction_kernel<reductions::Sum>()(db.view({1, out}), dz);
     if (dw.defined())
       cpu::gemm<T>(out, x.size(1), rows, {dz.data<T>(), out, true}, cpu::matrix<T>(x),
                    dw.data<T>(), x.size(1));

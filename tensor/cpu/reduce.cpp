@@ -1,4 +1,4 @@
-// Sums and variances on the CPU. Dimensions are sorted by stride and merged, so that one of two
+// Reductions on the CPU: those that are formulas, and variances. Dimensions are sorted by stride and merged, so that one of two
 // loops runs along memory: down a row that is reduced to one result, or across a row of results to
 // which further rows are added. Work is cut into blocks that depend on the shape alone, and the
 // totals of the blocks are combined in order.
@@ -7,8 +7,11 @@
 #include <memory>
 #include <type_traits>
 
+#include <lockstep/tensor/cpu/convert_rows.h>
+#include <lockstep/tensor/cpu/reduce_rows.h>
+#include <lockstep/tensor/cpu/scalar_value.h>
 #include <lockstep/tensor/cpu/sum_rows.h>
-#include <lockstep/tensor/cpu/widened.h>
+#include <lockstep/tensor/element_cast.h>
 #include <lockstep/tensor/ops/reduce.h>
 #include <lockstep/tensor/parallel.h>
 
@@ -17,6 +20,7 @@ namespace {
 
 constexpr int64_t kTile = 512;       // results that one task keeps at a time
 constexpr int64_t kRunRows = 64;     // at least so many rows are added at a time
+constexpr int64_t kWiden = 2048;     // elements of f16 or bf16 widened at a time
 constexpr int64_t kPiece = 8192;     // of a row whose moments are taken while it is in cache
 constexpr int64_t kBlock = 32768;    // elements worth a task of their own
 constexpr int64_t kMostBlocks = 64;  // into which the elements of one result are cut
@@ -83,45 +87,71 @@ struct Plan {
   }
 };
 
-// A quantity Q over elements of type T: its Total<T>, how a row or rows of elements are added to
-// totals, and how totals are combined.
+// A quantity Q over elements of type T: its Total<T>, what a total starts from, how a row or rows of elements
+// are added to totals, and how totals are combined.
 
-struct SumOf {
+template <class R>
+struct FormulaOf {
   /// Integers wrap around where their sum leaves i64.
   template <class T>
-  using Total = std::conditional_t<std::is_floating_point_v<T>, cpu::Wide<T>, uint64_t>;
+  struct TotalFor {
+    using type = std::conditional_t<R::additive, uint64_t, T>;
+  };
+  template <class T>
+  requires std::is_floating_point_v<T>
+  struct TotalFor<T> { using type = cpu::TotalOf<R, T>; };
+  template <class T>
+  using Total = typename TotalFor<T>::type;
 
   template <class T>
+  static Total<T> start() {
+    if constexpr (R::additive)
+      return 0;
+    else
+      return R::template identity<T>();
+  }
+  template <class T>
+  static void add_one(T x, Total<T>& total) {
+    using V = cpu::One<Total<T>>;
+    if constexpr (R::additive)
+      total += R().map(V(static_cast<Total<T>>(x))).v;
+    else
+      total = R().combine(V(total), R().map(V(x))).v;
+  }
+  template <class T>
   static void add_row(const T* x, int64_t stride, int64_t n, Total<T>& total) {
-    if (stride != 1) {
-      for (int64_t i = 0; i < n; ++i) total += static_cast<Total<T>>(x[i * stride]);
-    } else if constexpr (std::is_floating_point_v<T>) {
-      total += cpu::sum_rows<T>().sum(x, n);
-    } else {
-      for (int64_t i = 0; i < n; ++i) total += static_cast<Total<T>>(x[i]);
-    }
+    if constexpr (std::is_floating_point_v<T>)
+      if (stride == 1) return cpu::reduce_rows<R, T>().row(x, n, total);
+    for (int64_t i = 0; i < n; ++i) add_one(x[i * stride], total);
   }
   /// totals[j] grow by the elements of `rows` rows, `step` apart; at most kTile columns.
   template <class T>
   static void add_columns(const T* x, int64_t step, int64_t rows, int64_t stride, int64_t n,
                           Total<T>* totals) {
     if constexpr (std::is_floating_point_v<T>)
-      if (stride == 1) return cpu::sum_rows<T>().add(x, step, rows, n, totals);
+      if (stride == 1) return cpu::reduce_rows<R, T>().columns(x, step, rows, n, totals);
     for (int64_t i = 0; i < rows; ++i, x += step)
       if (stride == 1)
-        for (int64_t j = 0; j < n; ++j) totals[j] += static_cast<Total<T>>(x[j]);
+        for (int64_t j = 0; j < n; ++j) add_one(x[j], totals[j]);
       else
-        for (int64_t j = 0; j < n; ++j) totals[j] += static_cast<Total<T>>(x[j * stride]);
+        for (int64_t j = 0; j < n; ++j) add_one(x[j * stride], totals[j]);
   }
   template <class V>
   static void combine(V& total, const V& other) {
-    total += other;
+    if constexpr (R::additive)
+      total += other;
+    else
+      total = R().combine(cpu::One<V>(total), cpu::One<V>(other)).v;
   }
 };
 
 struct MomentsOf {
   template <class T>
   using Total = cpu::Moments<T>;
+  template <class T>
+  static Total<T> start() {
+    return {};
+  }
 
   template <class T>
   static void add_row(const T* x, int64_t stride, int64_t n, Total<T>& total) {
@@ -143,15 +173,16 @@ struct MomentsOf {
   }
 };
 
-/// One whole reduction: tasks (kept index, tile of results, block of reduced elements) in any order.
-/// write(i, total) is called once for each result.
-template <class Q, class T, class Write>
+/// One whole reduction of elements of S, computed in T: tasks (kept index, tile of results, block of reduced
+/// elements) in any order. write(i, total) is called once for each result.
+template <class Q, class S, class Write>
 class Reduction {
+  using T = std::conditional_t<detail::is_two_byte_float<S>, float, S>;
   using Total = typename Q::template Total<T>;
 
  public:
   Reduction(const Tensor& y, const Tensor& x, Write write)
-      : plan_(y, x), x_(x.data<T>()), write_(write), results_(y.numel()) {
+      : plan_(y, x), x_(x.data<S>()), write_(write), results_(y.numel()) {
     const Plan& p = plan_;
     int64_t least = kBlock;
     if (p.inner_summed) {
@@ -185,7 +216,8 @@ class Reduction {
     });
     if (blocks_ == 1) return;
     parallel_for(results_, kTile, [this](int64_t begin, int64_t end) {
-      Total totals[kTile] = {};
+      Total totals[kTile];
+      std::fill_n(totals, end - begin, Q::template start<T>());
       for (int64_t b = 0; b < blocks_; ++b)
         for (int64_t i = begin; i < end; ++i)
           Q::combine(totals[i - begin], partial_[b * results_ + i]);
@@ -205,15 +237,15 @@ class Reduction {
   void row_task(int64_t group, int64_t block, int64_t first, int64_t last) {
     const Axis& inner = plan_.inner;
     const Axis at = plan_.kept.at(group);
-    Total total{};
+    Total total = Q::template start<T>();
     if (per_result_ == inner.size && blocks_ == 1) {
-      Q::add_row(x_ + at.x, inner.x, inner.size, total);
+      add_row(x_ + at.x, inner.x, inner.size, total);
       return write_(at.y, total);
     }
     while (first < last) {
       const int64_t column = first % inner.size, n = std::min(last - first, inner.size - column);
-      const T* row = x_ + at.x + plan_.summed.at(first / inner.size).x + column * inner.x;
-      Q::add_row(row, inner.x, n, total);
+      const S* row = x_ + at.x + plan_.summed.at(first / inner.size).x + column * inner.x;
+      add_row(row, inner.x, n, total);
       first += n;
     }
     finish(at.y, block, total);
@@ -225,64 +257,118 @@ class Reduction {
     const Axes& summed = plan_.summed;
     const Axis at = plan_.kept.at(group);
     const int64_t n = std::min(kTile, inner.size - column), rows = last - first;
-    const T* x = x_ + at.x + column * inner.x;
+    const S* x = x_ + at.x + column * inner.x;
     const int64_t y = at.y + column * inner.y;
-    Total totals[kTile] = {};
+    Total totals[kTile];
+    std::fill_n(totals, kTile, Q::template start<T>());
     if (n == inner.size && n <= kTile / 8 && inner.x == 1 && summed.n == 1 &&
         summed.axis[0].x == n) {
       // Narrow rows without gaps: several of them make one wide row.
       const int64_t fold = kTile / n, wide = fold * n;
       x += first * n;
-      Q::add_columns(x, wide, rows / fold, 1, wide, totals);
+      add_columns(x, wide, rows / fold, 1, wide, totals);
       for (int64_t j = n; j < wide; ++j) Q::combine(totals[j % n], totals[j]);
-      Q::add_columns(x + rows / fold * wide, n, rows % fold, 1, n, totals);
+      add_columns(x + rows / fold * wide, n, rows % fold, 1, n, totals);
     } else {
       const Axis run = summed.n ? summed.axis[summed.n - 1] : Axis();
       while (first < last) {
         const int64_t evenly_spaced = std::min(last - first, run.size - first % run.size);
-        Q::add_columns(x + summed.at(first).x, run.x, evenly_spaced, inner.x, n, totals);
+        add_columns(x + summed.at(first).x, run.x, evenly_spaced, inner.x, n, totals);
         first += evenly_spaced;
       }
     }
     for (int64_t j = 0; j < n; ++j) finish(y + j * inner.y, block, totals[j]);
   }
 
+  /// The same with elements of S, widened piece by piece where S is not T.
+  void add_row(const S* x, int64_t stride, int64_t n, Total& total) {
+    if constexpr (std::is_same_v<S, T>) {
+      Q::add_row(x, stride, n, total);
+    } else {
+      T wide[kWiden];
+      for (int64_t i = 0; i < n; i += kWiden) {
+        const int64_t m = std::min(kWiden, n - i);
+        widen(x + i * stride, stride, m, wide);
+        Q::add_row(wide, 1, m, total);
+      }
+    }
+  }
+  void add_columns(const S* x, int64_t step, int64_t rows, int64_t stride, int64_t n,
+                   Total* totals) {
+    if constexpr (std::is_same_v<S, T>) {
+      Q::add_columns(x, step, rows, stride, n, totals);
+    } else {
+      T wide[16 * kTile];
+      for (int64_t r = 0; r < rows; r += 16) {
+        const int64_t m = std::min<int64_t>(16, rows - r);
+        for (int64_t i = 0; i < m; ++i) widen(x + (r + i) * step, stride, n, wide + i * n);
+        Q::add_columns(wide, n, m, 1, n, totals);
+      }
+    }
+  }
+  static void widen(const S* x, int64_t stride, int64_t n, T* wide) {
+    if (stride == 1) return cpu::convert_rows()(x, wide, n);
+    for (int64_t i = 0; i < n; ++i) wide[i] = static_cast<T>(x[i * stride]);
+  }
+
   Plan plan_;
-  const T* x_;
+  const S* x_;
   Write write_;
   int64_t results_, tiles_ = 1, per_result_, block_, blocks_, tasks_;
   std::unique_ptr<Total[]> partial_;  // [blocks, results]
 };
 
-void sum_cpu(const Tensor& y, const Tensor& x, double divisor) {
-  dispatch("sum", x.dtype(), [&]<class T>(TypeTag<T>) {
-    using Out = std::conditional_t<std::is_floating_point_v<T>, T, int64_t>;
-    Out* out = y.data<Out>();
-    if (x.numel() == 0) return void(std::fill_n(out, y.numel(), static_cast<Out>(0 / divisor)));
-    auto write = [=](int64_t i, SumOf::Total<T> total) {
-      if constexpr (std::is_floating_point_v<T>)
-        out[i] = static_cast<T>(total / divisor);
-      else
-        out[i] = static_cast<int64_t>(total);
-    };
-    Reduction<SumOf, T, decltype(write)>(y, x, write).run();
+template <class R>
+void reduce_cpu(const Tensor& y, const Tensor& x) {
+  const double count =
+      static_cast<double>(x.numel()) / static_cast<double>(std::max<int64_t>(y.numel(), 1));
+  dispatch_any(x.dtype(), [&]<class S>(TypeTag<S>) {
+    using T = std::conditional_t<detail::is_two_byte_float<S>, float, S>;
+    using Q = FormulaOf<R>;
+    if constexpr (R::domain == Domain::any || std::is_floating_point_v<T>) {
+      dispatch_any(y.dtype(), [&]<class Out>(TypeTag<Out>) {
+        if constexpr (std::is_same_v<Out, S> || std::is_same_v<Out, int64_t> ||
+                      std::is_same_v<Out, bool>) {
+          using Total = typename Q::template Total<T>;
+          Out* out = y.data<Out>();
+          const auto write = [=](int64_t i, Total total) {
+            const cpu::One<Total> n(static_cast<Total>(count));
+            out[i] = cast_element<Out>(R().finish(cpu::One<Total>(total), n).v);
+          };
+          if (x.numel() == 0)
+            for (int64_t i = 0; i < y.numel(); ++i) write(i, Q::template start<T>());
+          else
+            Reduction<Q, S, decltype(write)>(y, x, write).run();
+        }
+      });
+    }
   });
 }
 
 void squared_deviations_cpu(const Tensor& y, const Tensor& x, double divisor) {
-  dispatch_floating("var", x.dtype(), [&]<class T>(TypeTag<T>) {
-    T* out = y.data<T>();
-    if (x.numel() == 0) return void(std::fill_n(out, y.numel(), static_cast<T>(0 / divisor)));
-    auto write = [=](int64_t i, const cpu::Moments<T>& m) {
-      out[i] = static_cast<T>(m.m2 / divisor);
-    };
-    Reduction<MomentsOf, T, decltype(write)>(y, x, write).run();
+  dispatch_any(x.dtype(), [&]<class S>(TypeTag<S>) {
+    if constexpr (!std::is_integral_v<S>) {
+      using T = std::conditional_t<detail::is_two_byte_float<S>, float, S>;
+      S* out = y.data<S>();
+      if (x.numel() == 0) return void(std::fill_n(out, y.numel(), static_cast<S>(0 / divisor)));
+      auto write = [=](int64_t i, const cpu::Moments<T>& m) {
+        out[i] = cast_element<S>(m.m2 / divisor);
+      };
+      Reduction<MomentsOf, S, decltype(write)>(y, x, write).run();
+    }
   });
 }
 
+template <class... R>
+bool enter(List<R...>) {
+  return (reduction_kernel<R>().set(
+              DeviceType::cpu, reduce_cpu<R>,
+              R::domain == Domain::any ? dtypes::kAll : dtypes::kFloating) &&
+          ...);
+}
 const bool entered =
-    kernels::sum.set(DeviceType::cpu, cpu::Widened<sum_cpu, 1>::run, dtypes::kAll) &&
-    kernels::squared_deviations.set(DeviceType::cpu, cpu::Widened<squared_deviations_cpu, 1>::run, dtypes::kFloating);
+    enter(reductions::Reductions()) &&
+    kernels::squared_deviations.set(DeviceType::cpu, squared_deviations_cpu, dtypes::kFloating);
 
 }  // namespace
 }  // namespace lockstep

@@ -1,7 +1,8 @@
-// One<T>: a pack of one, the value type of formulas on integers and bool, and of comparisons.
+// One<T>: a pack of one, the value type of formulas on integers and bool, of comparisons and of totals.
 // Integers wrap around where they overflow.
 #pragma once
 
+#include <cmath>
 #include <type_traits>
 
 #include <lockstep/tensor/formula.h>
@@ -18,6 +19,8 @@ struct One {
   friend One operator+(One a, One b) { return One(static_cast<T>(wide(a.v) + wide(b.v))); }
   friend One operator-(One a, One b) { return One(static_cast<T>(wide(a.v) - wide(b.v))); }
   friend One operator*(One a, One b) { return One(static_cast<T>(wide(a.v) * wide(b.v))); }
+  friend One operator/(One a, One b) { return One(static_cast<T>(a.v / b.v)); }
+  friend One sqrt(One a) { return One(static_cast<T>(std::sqrt(a.v))); }
   friend One operator-(One a) { return One(static_cast<T>(wide(T{}) - wide(a.v))); }
   friend bool operator<(One a, One b) { return a.v < b.v; }
   friend bool operator<=(One a, One b) { return a.v <= b.v; }
@@ -25,8 +28,9 @@ struct One {
   friend bool operator>=(One a, One b) { return a.v >= b.v; }
   friend bool operator==(One a, One b) { return a.v == b.v; }
   friend One where(bool m, One a, One b) { return m ? a : b; }
-  friend One max(One a, One b) { return a.v < b.v ? b : a; }
-  friend One min(One a, One b) { return b.v < a.v ? b : a; }
+  // NaN where either is.
+  friend One max(One a, One b) { return b.v != b.v || a.v < b.v ? b : a; }
+  friend One min(One a, One b) { return b.v != b.v || b.v < a.v ? b : a; }
   friend One abs(One a) { return a.v < T{} ? -a : a; }
   /// By squaring; the exponent is whole and not negative.
   friend One pow(One a, Number p) {

@@ -5,7 +5,7 @@
 #define HWY_TARGET_INCLUDE <lockstep/tensor/cpu/sum_rows.cpp>
 #include <hwy/foreach_target.h>
 
-#include <lockstep/tensor/cpu/row-inl.h>
+#include <lockstep/tensor/cpu/columns-inl.h>
 #include <lockstep/tensor/cpu/sum_rows.h>
 
 HWY_BEFORE_NAMESPACE();
@@ -14,6 +14,14 @@ namespace lockstep::HWY_NAMESPACE {
 namespace {
 
 using cpu::Moments, cpu::Wide;
+
+/// The map of a plain sum.
+struct Same {
+  template <class V>
+  HWY_INLINE V map(V x) const {
+    return x;
+  }
+};
 
 template <class T>
 struct ProductFrom {
@@ -36,36 +44,6 @@ Wide<T> products_row(const T* a, const T* x, T centre, int64_t n) {
   Wide<T> sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += static_cast<Wide<T>>(a[i]) * (static_cast<Wide<T>>(x[i]) - centre);
   return sum;
-}
-
-/// sums += 1 or 8 rows, for one pack of columns.
-template <int kRows, class T, class Columns>
-HWY_INLINE void add_pack(const T* x, int64_t stride, Columns columns, T* sums) {
-  Pack<T> s = columns.get(x);
-  if constexpr (kRows == 8) {
-    Pack<T> t = columns.get(x + stride);
-    s = s + columns.get(x + 2 * stride);
-    t = t + columns.get(x + 3 * stride);
-    s = s + columns.get(x + 4 * stride);
-    t = t + columns.get(x + 5 * stride);
-    s = s + columns.get(x + 6 * stride);
-    t = t + columns.get(x + 7 * stride);
-    s = s + t;
-  }
-  columns.put(columns.get(sums) + s, sums);
-}
-template <int kRows, class T>
-HWY_INLINE void add_group(const T* x, int64_t stride, int64_t n, T* sums) {
-  const int64_t lanes = lanes_of<T>();
-  int64_t j = 0;
-  for (; j + lanes <= n; j += lanes) add_pack<kRows>(x + j, stride, WholePack<T>(), sums + j);
-  if (j < n) add_pack<kRows>(x + j, stride, PartOfPack<T>{n - j}, sums + j);
-}
-template <class T>
-HWY_INLINE void add_in_t(const T* x, int64_t stride, int64_t rows, int64_t n, T* sums) {
-  int64_t r = 0;
-  for (; r + 8 <= rows; r += 8) add_group<8>(x + r * stride, stride, n, sums);
-  for (; r < rows; ++r) add_group<1>(x + r * stride, stride, n, sums);
 }
 
 /// sums += a, products += a (x - centre), for one pack of columns. Where a is null it is x - centre
@@ -106,42 +84,6 @@ HWY_INLINE void add_products_in_t(const T* a, const T* x, int64_t stride, int64_
     add_product_group<1>(a ? a + r * stride : a, x + r * stride, stride, n, centre, sums, products);
 }
 
-// A tile of so many rows and columns is summed in T.
-constexpr int64_t kRows = 64, kColumns = 512;
-
-/// Calls f(first row, rows, first column, columns) for the tiles of a block, row by row.
-template <class F>
-HWY_INLINE void for_each_tile(int64_t rows, int64_t n, const F& f) {
-  for (int64_t r = 0; r < rows; r += kRows)
-    for (int64_t j = 0; j < n; j += kColumns)
-      f.tile(r, rows - r < kRows ? rows - r : kRows, j, n - j < kColumns ? n - j : kColumns);
-}
-
-template <class T>
-struct AddRows {
-  const T* x;
-  int64_t stride;
-  Wide<T>* sums;
-  HWY_INLINE void tile(int64_t r, int64_t rows, int64_t column, int64_t n) const {
-    const T* from = x + r * stride + column;
-    T run[kColumns];
-    std::fill_n(run, n, T(0));
-    add_in_t(from, stride, rows, n, run);
-    for (int64_t j = 0; j < n; ++j) {
-      Wide<T> sum = run[j];
-      if (!(std::abs(run[j]) <= std::numeric_limits<T>::max())) {
-        sum = 0;
-        for (int64_t i = 0; i < rows; ++i) sum += from[i * stride + j];
-      }
-      sums[column + j] += sum;
-    }
-  }
-};
-template <class T>
-void add_rows(const T* x, int64_t stride, int64_t rows, int64_t n, Wide<T>* sums) {
-  for_each_tile(rows, n, AddRows<T>{x, stride, sums});
-}
-
 template <class T>
 struct AddMoments {
   const T* x;
@@ -151,7 +93,7 @@ struct AddMoments {
     const T* from = x + r * stride + column;
     T centre[kColumns], deviations[kColumns], squares[kColumns];
     for (T* sums : {centre, deviations, squares}) std::fill_n(sums, n, T(0));
-    add_in_t(from, stride, rows, n, centre);
+    add_in_t(Same(), from, stride, rows, n, centre);
     for (int64_t j = 0; j < n; ++j) centre[j] /= static_cast<T>(rows);
     add_products_in_t<T>(nullptr, from, stride, rows, n, centre, deviations, squares);
     // All columns have the same count: one division for all of them.
@@ -213,8 +155,8 @@ void add_product_rows(const T* a, const T* x, int64_t stride, int64_t rows, int6
 
 template <class T>
 const cpu::SumRows<T>* rows_of() {
-  static constexpr cpu::SumRows<T> rows{sum_row<T>,  products_row<T>,    row_moments<T>,
-                                        add_rows<T>, add_moment_rows<T>, add_product_rows<T>};
+  static constexpr cpu::SumRows<T> rows{sum_row<T>, products_row<T>, row_moments<T>,
+                                        add_moment_rows<T>, add_product_rows<T>};
   return &rows;
 }
 

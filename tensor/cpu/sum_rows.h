@@ -15,8 +15,6 @@ struct SumRows {
   Wide<T> (*products)(const T* a, const T* x, T centre, int64_t n);
   /// n >= 1.
   Moments<T> (*moments)(const T* x, int64_t n);
-  /// sums[j] += x[j], over all rows.
-  void (*add)(const T* x, int64_t stride, int64_t rows, int64_t n, Wide<T>* sums);
   /// moments[j] are combined with those of x[j] over all rows.
   void (*add_moments)(const T* x, int64_t stride, int64_t rows, int64_t n, Moments<T>* moments);
   /// sums[j] += a[j], products[j] += a[j] (x[j] - centre[j]), over all rows of a and x.

@@ -1,13 +1,17 @@
 #include <lockstep/tensor/ops/reduce.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include <lockstep/tensor/op.h>
 #include <lockstep/tensor/ops/elementwise.h>
+#include <lockstep/tensor/ops/symbol.h>
 #include <lockstep/tensor/ops/take_along.h>
 
 namespace lockstep {
 namespace {
+
+using namespace reductions;
 
 /// Which dimensions go: x's shape with size 1 there (`kept`), and without them (`without`).
 struct Reduced {
@@ -33,32 +37,64 @@ struct Reduced {
   }
 };
 
-/// y = sum / divisor over the dimensions in which `kept` has size 1, seen as `shape`.
-struct Sum {
-  static constexpr const char* name = "sum";
-  static constexpr Precision precision = Precision::full;
-  static constexpr unsigned saves = 0;
+/// A reduction over the dimensions in which `kept` has size 1, its result seen as `shape`.
+template <class R>
+struct ReductionOp {
+  static constexpr const char* name = R::name;
+  static constexpr Precision precision = R::precision;
+  static constexpr unsigned saves = (reductions::reads<R> & Probe::kA ? kInput(0) : 0) |
+                                    (reductions::reads<R> & Probe::kY ? kOutput : 0);
   Shape kept, shape;
-  double divisor = 1;
+  int64_t count;  // elements behind each result
   Shape from = {};
+
   Tensor forward(const Tensor& x) {
     from = x.shape();
-    const DType dtype = is_floating(x.dtype()) ? x.dtype() : DType::i64;
-    Tensor y = empty(kept, {.dtype = dtype, .device = x.device()});
-    kernels::sum(y, x, divisor);
+    const bool widens = R::additive && !is_floating(x.dtype());
+    const DType dtype = R::predicate ? DType::boolean : widens ? DType::i64 : x.dtype();
+    const Tensor y = empty(kept, {.dtype = dtype, .device = x.device()});
+    reduction_kernel<R>()(y, x);
     return kept == shape ? y : y.view(shape);
   }
-  void backward(const Saved&, const Tensor& dy, InputGradients& dx) const {
-    const Tensor scaled = divisor == 1 ? dy : dy / divisor;
-    dx.set(0, scaled.reshape(kept).expand(from));
+
+  void backward(const Saved& saved, const Tensor& given_dy, InputGradients& dx) const {
+    if constexpr (!R::predicate) {
+      const DType computed = compute_dtype(given_dy.dtype());
+      const Tensor dy = given_dy.reshape(kept).to(computed);
+      Tensor x, y;  // where they are not read, dy stands for them
+      if constexpr (saves & kInput(0)) x = saved.input(0).to(computed);
+      if constexpr (saves & kOutput) y = saved.output().reshape(kept).to(computed);
+      Tensor gradient;
+      if constexpr (R::shares) {
+        gradient = dy * share(x.detach(), y.detach());
+      } else {
+        const auto symbol = [&](const Tensor& t) { return Symbol(t.defined() ? t : dy); };
+        gradient = R().dx(symbol(x), symbol(y), Symbol(dy), Symbol(static_cast<double>(count)))
+                       .materialize(dy);
+      }
+      dx.set(0, gradient.expand(from).to(given_dy.dtype()));
+    }
+  }
+
+  /// 1 over their number for the elements that equal the result (or are NaN, if it is), else 0.
+  Tensor share(const Tensor& x, const Tensor& y) const {
+    const NoGradGuard guard;
+    const Tensor same = where(ne(y, y), ne(x, x), eq(x, y)).to(x.dtype());
+    return same / sum_to(same, kept);
   }
 };
 
-/// Beside the sum, whose size grows with the count, its precision differs.
-struct Mean : Sum {
-  static constexpr const char* name = "mean";
-  static constexpr Precision precision = Precision::given;
-};
+template <class R>
+Tensor reduce(const Tensor& x, const Shape& dims, bool keepdim) {
+  LOCKSTEP_CHECK(R::domain == Domain::any || is_floating(x.dtype()), DTypeError, R::name,
+                 ": needs a floating tensor, got ", x.dtype(), "; convert with to(DType::f32)");
+  const Reduced r(R::name, x, dims);
+  if constexpr (R::shares)
+    LOCKSTEP_CHECK(r.count > 0, ShapeError, R::name, ": a tensor of shape ", x.shape(),
+                   " has no largest or smallest element over ", dims.empty() ? "all" : "these",
+                   " dimensions", dims.empty() ? std::string() : str_cat(" ", dims));
+  return apply(ReductionOp<R>{r.kept, keepdim ? r.kept : r.without, r.count}, x);
+}
 
 struct Var {
   static constexpr const char* name = "var";
@@ -82,26 +118,6 @@ struct Var {
   }
 };
 
-/// The largest element of all; those that equal it (or are NaN, if it is) share the gradient.
-struct MaxAll {
-  static constexpr const char* name = "max";
-  static constexpr unsigned saves = kInput(0) | kOutput;
-  Tensor forward(const Tensor& x) {
-    const Tensor flat = x.reshape({-1});
-    return take_along(flat, argmax(flat, 0, true), 0).view({});
-  }
-  void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
-    const Tensor x = saved.input(0).detach(), y = saved.output().detach();
-    Tensor share;  // of x's shape, sums to 1
-    {
-      NoGradGuard guard;
-      const Tensor same = where(ne(y, y), ne(x, x), eq(x, y)).to(x.dtype());
-      share = same / sum(same);
-    }
-    dx.set(0, dy * share);
-  }
-};
-
 }  // namespace
 
 Tensor sum_to(const Tensor& x, const Shape& shape) {
@@ -113,22 +129,28 @@ Tensor sum_to(const Tensor& x, const Shape& shape) {
   LOCKSTEP_CHECK(fits, ShapeError, "sum_to: ", shape, " does not broadcast to ", x.shape());
   Shape kept = Shape::filled(x.dim(), 1);
   for (int i = 0; i < shape.dims(); ++i) kept[lead + i] = shape[i];
-  return apply(Sum{kept, shape}, x);
+  return apply(ReductionOp<Sum>{kept, shape, 1}, x);
 }
 
-Tensor sum(const Tensor& x) { return apply(Sum{Shape::filled(x.dim(), 1), {}}, x); }
+Tensor sum(const Tensor& x) { return sum(x, {}, false); }
 Tensor sum(const Tensor& x, const Shape& dims, bool keepdim) {
-  const Reduced r("sum", x, dims);
-  return apply(Sum{r.kept, keepdim ? r.kept : r.without}, x);
+  return reduce<Sum>(x, dims, keepdim);
 }
-
 Tensor mean(const Tensor& x) { return mean(x, {}, false); }
 Tensor mean(const Tensor& x, const Shape& dims, bool keepdim) {
-  LOCKSTEP_CHECK(is_floating(x.dtype()), DTypeError, "mean: needs a floating tensor, got ",
-                 x.dtype(), "; convert with to(DType::f32)");
-  const Reduced r("mean", x, dims);
-  return apply(Mean{{r.kept, keepdim ? r.kept : r.without, static_cast<double>(r.count)}}, x);
+  return reduce<Mean>(x, dims, keepdim);
 }
+Tensor norm(const Tensor& x, const Shape& dims, bool keepdim) {
+  return reduce<Norm>(x, dims, keepdim);
+}
+Tensor amax(const Tensor& x, const Shape& dims, bool keepdim) {
+  return reduce<Amax>(x, dims, keepdim);
+}
+Tensor amin(const Tensor& x, const Shape& dims, bool keepdim) {
+  return reduce<Amin>(x, dims, keepdim);
+}
+Tensor any(const Tensor& x, const Shape& dims, bool keepdim) { return reduce<Any>(x, dims, keepdim); }
+Tensor all(const Tensor& x, const Shape& dims, bool keepdim) { return reduce<All>(x, dims, keepdim); }
 
 Tensor var(const Tensor& x, const Shape& dims, double correction, bool keepdim) {
   LOCKSTEP_CHECK(is_floating(x.dtype()), DTypeError, "var: needs a floating tensor, got ",
@@ -141,7 +163,7 @@ Tensor var(const Tensor& x, const Shape& dims, double correction, bool keepdim) 
 Tensor max(const Tensor& x) {
   LOCKSTEP_CHECK(x.numel() > 0, ShapeError, "max: a tensor of shape ", x.shape(),
                  " has no largest element");
-  return apply(MaxAll{}, x);
+  return amax(x);
 }
 
 MaxResult max(const Tensor& x, int64_t dim, bool keepdim) {
@@ -164,8 +186,20 @@ Tensor argmax(const Tensor& x, int64_t dim, bool keepdim) {
   return keepdim ? indices : indices.squeeze(d);
 }
 
+template <class R>
+Kernel<void(const Tensor&, const Tensor&)>& reduction_kernel() {
+  static constinit Kernel<void(const Tensor&, const Tensor&)> kernel(R::name);
+  return kernel;
+}
+namespace {
+template <class... R>
+constexpr auto instantiate(List<R...>) {
+  return std::tuple{&reduction_kernel<R>...};
+}
+[[gnu::used]] const auto instances = instantiate(reductions::Reductions());
+}  // namespace
+
 namespace kernels {
-constinit Kernel<void(const Tensor&, const Tensor&, double)> sum("sum");
 constinit Kernel<void(const Tensor&, const Tensor&, double)> squared_deviations("var");
 constinit Kernel<void(const Tensor&, const Tensor&, int)> argmax("argmax");
 }  // namespace kernels

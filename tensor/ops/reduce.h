@@ -1,5 +1,5 @@
-// Reductions: sum, mean, var, max and argmax over some or all dimensions, and sum_to, the transpose
-// of broadcasting. Sums are made of fixed blocks added in order, so they are accurate and do not
+// Reductions over some or all dimensions, and sum_to, the transpose of broadcasting. Those that are formulas
+// are in reductions-inl.h. Sums are made of fixed blocks added in order, so they are accurate and do not
 // depend on the number of threads. NaN in gives NaN out.
 //
 //   Tensor per_row = sum(x, {-1});               // [N, C] -> [N]
@@ -7,6 +7,7 @@
 #pragma once
 
 #include <lockstep/tensor/kernel.h>
+#include <lockstep/tensor/ops/reduction_traits.h>
 
 namespace lockstep {
 
@@ -30,6 +31,17 @@ LOCKSTEP_API Tensor mean(const Tensor& x, const Shape& dims, bool keepdim = fals
 LOCKSTEP_API Tensor var(const Tensor& x, const Shape& dims = {}, double correction = 1,
                         bool keepdim = false);
 
+/// The 2-norm over `dims` (none named: all): the root of the sum of squares, which may be of any
+/// magnitude. Floating dtypes only (else DTypeError).
+LOCKSTEP_API Tensor norm(const Tensor& x, const Shape& dims = {}, bool keepdim = false);
+/// The largest and the smallest element over `dims` (none named: all); NaN if there is one. The gradient is
+/// shared evenly by those that equal it. No elements are a ShapeError.
+LOCKSTEP_API Tensor amax(const Tensor& x, const Shape& dims = {}, bool keepdim = false);
+LOCKSTEP_API Tensor amin(const Tensor& x, const Shape& dims = {}, bool keepdim = false);
+/// Whether any, or every, element over `dims` (none named: all) differs from 0: bool. NaN does.
+LOCKSTEP_API Tensor any(const Tensor& x, const Shape& dims = {}, bool keepdim = false);
+LOCKSTEP_API Tensor all(const Tensor& x, const Shape& dims = {}, bool keepdim = false);
+
 /// The largest element, 0-d; NaN if there is one. Its gradient is shared evenly by those that equal
 /// it. A tensor without elements is a ShapeError.
 LOCKSTEP_API Tensor max(const Tensor& x);
@@ -45,11 +57,13 @@ LOCKSTEP_API MaxResult max(const Tensor& x, int64_t dim, bool keepdim = false);
 /// as the largest. An empty dimension is a ShapeError.
 LOCKSTEP_API Tensor argmax(const Tensor& x, int64_t dim, bool keepdim = false);
 
+/// The kernel of a reduction: y = the reduction of x over the dimensions where y, of the same number of
+/// dimensions, has size 1. y is row-major, of x's dtype, but bool for predicates and i64 for sums of
+/// integers and bool.
+template <class R>
+LOCKSTEP_API Kernel<void(const Tensor& y, const Tensor& x)>& reduction_kernel();
+
 namespace kernels {
-/// y = the sum of x over the dimensions where y, of the same number of dimensions, has size 1, divided
-/// by `divisor`. y is row-major, of x's dtype, or i64 where x is an integer or bool (which ignore
-/// `divisor`).
-LOCKSTEP_API extern Kernel<void(const Tensor& y, const Tensor& x, double divisor)> sum;
 /// y = the sum of squared deviations of x from their mean, divided by `divisor`, over the same
 /// dimensions.
 LOCKSTEP_API extern Kernel<void(const Tensor& y, const Tensor& x, double divisor)>

@@ -96,6 +96,11 @@ void enter(DeviceType type) {
   get().set(type, Late<get>::run, get().dtypes(DeviceType::cpu));
 }
 
+template <class... R>
+void enter_reductions(DeviceType type, List<R...>) {
+  (enter<[]() -> auto& { return reduction_kernel<R>(); }>(type), ...);
+}
+
 template <class... Ops>
 void enter_elementwise(DeviceType type, List<Ops...>) {
   (
@@ -127,6 +132,7 @@ void download(const OnHost& dst, const Tensor& src) {
 void enter_kernels(DeviceType type) {
   enter_elementwise(type, formulas::DifferentiableOps() + formulas::Predicates() +
                               List<formulas::Where>());
+  enter_reductions(type, reductions::Reductions());
   LATE_KERNEL(adam);
   LATE_KERNEL(adamw);
   LATE_KERNEL(arange);
@@ -165,7 +171,6 @@ void enter_kernels(DeviceType type) {
   LATE_KERNEL(softmax);
   LATE_KERNEL(softmax_backward);
   LATE_KERNEL(squared_deviations);
-  LATE_KERNEL(sum);
   LATE_KERNEL(take_along);
   LATE_KERNEL(trunc_normal);
   kernels::upload.set(type, upload, dtypes::kAll);

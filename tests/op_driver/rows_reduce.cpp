@@ -1,4 +1,5 @@
 // Reductions: sum, mean, var, max and argmax over every form of `dims`, and sum_to.
+#include <algorithm>
 #include <cmath>
 
 #include <lockstep/tensor/ops/reduce.h>
@@ -34,6 +35,11 @@ Formula variance(double correction) {
     for (Real x : v) s += (x - m) * (x - m);
     return s / std::max(Real(0), static_cast<Real>(v.size()) - correction);
   };
+}
+Real norm_of(const std::vector<Real>& v) {
+  Real s = 0;
+  for (Real x : v) s += x * x;
+  return std::sqrt(s);
 }
 Real checked_max(const std::vector<Real>& v) {
   if (v.empty()) throw Refused();
@@ -123,6 +129,32 @@ std::vector<Row> reduction_rows() {
     add_forms(rows, "var, correction " + std::to_string(correction), call, variance(correction),
               floats);
   }
+  add_forms(rows, "norm",
+            [](const Tensor& x, const Shape& d, bool k) { return norm(x, d, k); }, norm_of,
+            floats);
+  add_forms(rows, "amax",
+            [](const Tensor& x, const Shape& d, bool k) { return amax(x, d, k); }, checked_max,
+            {.dtypes = kAll});
+  add_forms(rows, "amin",
+            [](const Tensor& x, const Shape& d, bool k) { return amin(x, d, k); },
+            [](std::vector<Real> v) {
+              for (Real& x : v) x = -x;
+              return -checked_max(v);
+            },
+            {.dtypes = kAll});
+  const Row truth{.dtypes = kAll,
+                  .result = [](DType) { return DType::boolean; },
+                  .differentiable = false};
+  add_forms(rows, "any", [](const Tensor& x, const Shape& d, bool k) { return any(x, d, k); },
+            [](const std::vector<Real>& v) {
+              return Real(std::any_of(v.begin(), v.end(), [](Real x) { return !(x == 0); }));
+            },
+            truth);
+  add_forms(rows, "all", [](const Tensor& x, const Shape& d, bool k) { return all(x, d, k); },
+            [](const std::vector<Real>& v) {
+              return Real(std::all_of(v.begin(), v.end(), [](Real x) { return !(x == 0); }));
+            },
+            truth);
   add_total(
       rows, "sum", [](const Tensor& x) { return sum(x); }, sum_of, numbers);
   add_total(
