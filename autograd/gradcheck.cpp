@@ -45,6 +45,7 @@ void compare(const Differentiable& f, const std::vector<Tensor>& inputs, Gradche
     const Tensor dx = gradients[k].defined() ? gradients[k].detach().contiguous()
                                              : zeros(x.shape(), {.dtype = DType::f64});
     LOCKSTEP_CHECK(x.is_contiguous(), ShapeError, "gradcheck: inputs must be contiguous");
+    x.storage().check_writable("gradcheck");  // its elements are moved and put back
     for (int64_t i = 0; i < x.numel(); ++i) {
       double* p = x.data<double>() + i;
       const double at = *p;

@@ -27,6 +27,7 @@ std::vector<Tensor> gradients_of(const char* op, const std::vector<Tensor>& para
     if (!g.defined()) continue;
     LOCKSTEP_CHECK(g.dtype() == DType::f32 || g.dtype() == DType::f64, DTypeError, op,
                    ": gradients are f32 or f64, got ", g.dtype());
+    g.storage().check_writable(op);
     gradients.push_back(g.detach());
   }
   return gradients;

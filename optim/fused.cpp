@@ -88,6 +88,7 @@ void FusedOptimizer::step() {
                    p.tensor.shape(), " is ", dtype, "; keep the module in f32");
     LOCKSTEP_CHECK(p.tensor.device().is_cpu(), DeviceError, "step: no kernels are loaded for ",
                    p.tensor.device());
+    p.tensor.storage().check_writable("step");
     pass.add(p, gradient, update(p.group, p), states(p.group));
   }
   pass.run();

@@ -138,7 +138,7 @@ Ref<Storage> Storage::allocate(size_t bytes, Device device) {
 }
 Storage::Storage(void* data, size_t bytes, Device device, std::function<void()> release)
     : data_(data), bytes_(bytes), device_(device), release_(release ? std::move(release) : [] {}) {}
-Storage::~Storage() {
+void Storage::free_bytes() {
   if (release_)
     release_();
   else

@@ -176,6 +176,10 @@ void Tensor::update_view() const {
 namespace detail {
 
 void check_in_place(const char* op, const Tensor& x, bool records) {
+  if (x.storage().is_read_only()) {
+    const std::string_view name = op;
+    x.storage().check_writable(name.ends_with('_') ? std::string(name) : str_cat(name, '_'));
+  }
   LOCKSTEP_CHECK(!repeats_elements(x.shape(), x.strides()), ShapeError, op,
                  ": in-place change of a tensor that repeats its elements in memory (shape ",
                  x.shape(), ", strides ", x.strides(), "); clone() it first");
