@@ -21,6 +21,7 @@ struct Arrival {
 struct Task {
   int pending = 0;     // uses whose gradient has not arrived yet
   bool needed = true;  // leads to a leaf that accumulates, or to one of grad()'s inputs
+  bool slot = false;   // of a leaf: its slot is lent to this backward
   Arrival first;       // of output 0
   std::vector<Arrival> others;
 
@@ -76,6 +77,11 @@ class Backward {
       receive(roots_[i], gradients[i].to(gradient_dtype(roots_[i])), false);
     }
   }
+
+  ~Backward() {
+    for (Leaf* leaf : lent_) take_back_slot(*leaf, tasks_[leaf]);
+  }
+  Backward(const Backward&) = delete;
 
   std::vector<Tensor> run() {
     const AutoGradMode mode(create_);
@@ -254,8 +260,13 @@ class Backward {
     return take(node.output(output), node.output(output).dtype, arrival);
   }
 
+  void take_back_slot(Leaf& leaf, Task& task) {
+    if (std::exchange(task.slot, false)) leaf.slot_lent = false;
+  }
+
   void finish_leaf(Leaf& leaf, Task& task) {
     Tensor g = take(leaf.output(), leaf.gradient_dtype(), task.first);
+    take_back_slot(leaf, task);
     if (g.defined() && !capturing_) leaf.accumulate(std::move(g), task.first.own);
   }
 
@@ -284,8 +295,12 @@ class Backward {
       if (!leaf || !leaf->slot.defined() || leaf->slot.dtype() != dtype ||
           leaf->gradient.defined() || walk_.create_ || walk_.capturing_)
         return Tensor();
-      const Task& task = walk_.tasks_[leaf];
-      return task.needed && !task.first.gradient.defined() ? leaf->slot : Tensor();
+      Task& task = walk_.tasks_[leaf];
+      if (!task.needed || task.first.gradient.defined() || (leaf->slot_lent && !task.slot))
+        return Tensor();
+      if (!std::exchange(task.slot, true)) walk_.lent_.push_back(leaf);
+      leaf->slot_lent = true;
+      return leaf->slot;
     }
     void none(int i) override { mark(i); }
     void set(int i, Tensor g) override {
@@ -379,6 +394,7 @@ class Backward {
   std::vector<Edge> roots_;
   std::unordered_map<Node*, Task> tasks_;
   std::vector<Leaf*> leaves_;
+  std::vector<Leaf*> lent_;  // those whose slots ops were given
   std::priority_queue<Ref<Node>, std::vector<Ref<Node>>, MadeEarlier> ready_;
   std::vector<Tensor> captured_;
 };

@@ -43,6 +43,7 @@ void compare(const Differentiable& f, const std::vector<Tensor>& inputs, Gradche
   for (size_t k = 0; k < wanted.size(); ++k) {
     const Tensor x = wanted[k].detach();  // shares its storage
     LOCKSTEP_CHECK(x.is_contiguous(), ShapeError, "gradcheck: inputs must be contiguous");
+    x.storage().check_writable("gradcheck");  // its elements are moved and put back
     const std::vector<double> dx = gradients[k].defined()
                                        ? gradients[k].to_vector<double>()
                                        : std::vector<double>(static_cast<size_t>(x.numel())),

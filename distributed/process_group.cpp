@@ -79,6 +79,7 @@ void check_count(CollectiveKind kind, std::string_view what, const std::vector<T
 }
 
 void check_writable(CollectiveKind kind, const Tensor& t) {
+  t.storage().check_writable(name_of(kind));
   LOCKSTEP_CHECK(!has_overlap(t), ValueError, name_of(kind),
                  ": cannot write a tensor whose elements share memory, shape ", t.shape(),
                  ", strides ", t.strides(), "; pass contiguous() of it");

@@ -135,6 +135,7 @@ LoadResult Module::load_state_dict(const NamedTensors& state, LoadOptions option
   LOCKSTEP_CHECK(misfits.values_fit() && (misfits.names_fit() || !options.strict), ValueError,
                  "load_state_dict: the tensors given do not fit ", module_type().name,
                  misfits.text(), hint(misfits, !copies.empty()));
+  for (auto& [to, from] : copies) to.storage().check_writable("load_state_dict");
   for (auto& [to, from] : copies) to.copy_(from);
   return {std::move(misfits.missing), std::move(misfits.unexpected)};
 }

@@ -11,11 +11,12 @@
 namespace lockstep::optim {
 namespace {
 
-std::vector<Tensor> gradients_of(const std::vector<Tensor>& parameters) {
+std::vector<Tensor> gradients_of(const char* op, const std::vector<Tensor>& parameters) {
   std::vector<Tensor> gradients;
   for (const Tensor& p : parameters) {
     const Tensor g = p.grad();
     if (!g.defined()) continue;
+    g.storage().check_writable(op);
     gradients.push_back(g.detach());
   }
   return gradients;
@@ -29,7 +30,7 @@ Tensor clip_grad_norm_(const std::vector<Tensor>& parameters, double max_norm, C
   LOCKSTEP_CHECK(options.norm_type > 0, ValueError,
                  "clip_grad_norm_: norm_type must be positive, got ", options.norm_type);
   const NoGradGuard guard;
-  const std::vector<Tensor> gradients = gradients_of(parameters);
+  const std::vector<Tensor> gradients = gradients_of("clip_grad_norm_", parameters);
   std::vector<Tensor> dense;
   for (const Tensor& g : gradients) dense.push_back(is_dense(g) ? g : g.contiguous());
   const Device device = gradients.empty() ? Device() : gradients[0].device();
@@ -54,7 +55,7 @@ void clip_grad_value_(const std::vector<Tensor>& parameters, double value) {
   LOCKSTEP_CHECK(value >= 0, ValueError, "clip_grad_value_: the value must not be negative, got ",
                  value);
   const NoGradGuard guard;
-  for (Tensor g : gradients_of(parameters)) clamp_(g, -value, value);
+  for (Tensor g : gradients_of("clip_grad_value_", parameters)) clamp_(g, -value, value);
 }
 
 }  // namespace lockstep::optim

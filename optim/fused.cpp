@@ -28,6 +28,7 @@ void FusedOptimizer::step() {
     LOCKSTEP_CHECK(dtype == DType::f32 || dtype == DType::f64, DTypeError,
                    "step: parameters are f32 or f64, parameter ", &p - params_.data(), " of shape ",
                    w.shape(), " is ", dtype, "; keep the module in f32");
+    w.storage().check_writable("step");
     const Strides layout = is_dense(w) ? w.strides() : contiguous_strides(w.shape());
     ParameterUpdates::Update u{in_layout(w.detach(), layout, dtype),
                                in_layout(gradient.detach(), layout, dtype), p.state, p.count};

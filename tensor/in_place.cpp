@@ -176,6 +176,10 @@ void Tensor::update_view() const {
 namespace detail {
 
 void check_in_place(const char* op, const Tensor& x, bool records) {
+  if (x.storage().is_read_only()) {
+    const std::string_view name = op;
+    x.storage().check_writable(name.ends_with('_') ? std::string(name) : str_cat(name, '_'));
+  }
   LOCKSTEP_CHECK(!repeats_elements(x.shape(), x.strides()), ShapeError, op,
                  ": in-place change of a tensor that repeats its elements in memory (shape ",
                  x.shape(), ", strides ", x.strides(), "); clone() it first");
@@ -207,8 +211,13 @@ void attach_in_place(const Tensor& x, Ref<Node> node) {
   const Tensor base(b.base);
   move_to(x, std::move(node));
   move_to(base, node_of(ReplaceView{{*b.base, b}}, base, base, x));
-  b.graph.store(b.base->graph.fetch_add(1, std::memory_order_acq_rel) + 1,
-                std::memory_order_release);
+  const uint32_t graph = b.base->graph.fetch_add(1, std::memory_order_acq_rel) + 1;
+  // A retained gradient of the base has what comes through x from now on, too: x reads from the base,
+  // as the other views do. Otherwise x keeps the shorter way.
+  if (base.retains_grad() || x.retains_grad())
+    x.node();
+  else
+    b.graph.store(graph, std::memory_order_release);
 }
 
 }  // namespace detail

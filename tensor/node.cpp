@@ -107,13 +107,15 @@ void Leaf::owner_is_destroyed() noexcept {
 }
 
 void Leaf::add_to_gradient(Tensor g, bool may_take) {
-  if (slot.defined()) {
-    // The gradient is stored in the slot; a gradient that was assigned meanwhile is copied there.
+  if (slot.defined() && !slot_lent) {
+    // The gradient is stored in the slot; one that was assigned, or added up elsewhere, goes there.
     NoGradGuard guard;
-    if (gradient.defined()) {
+    if (g.is_same(slot)) {
+      if (gradient.defined()) slot.add_(gradient.detach());
+    } else if (gradient.defined()) {
       if (!gradient.is_same(slot)) slot.copy_(gradient);
       slot.add_(g.detach());
-    } else if (!g.is_same(slot)) {
+    } else {
       slot.copy_(g.detach());
     }
     gradient = slot;

@@ -161,6 +161,9 @@ struct LOCKSTEP_API Leaf final : Node {
   /// graph that another traverses.
   std::atomic<bool> frozen{false};
   Tensor slot;  // where the first contribution is to be written (DDP's bucket); or undefined
+  /// A backward under way has its contribution in the slot. One that a node starts inside it then adds
+  /// up elsewhere.
+  bool slot_lent = false;
   BackwardWatcher* watcher = nullptr;
   int watcher_index = 0;  // the watcher's own number for this leaf
   std::shared_ptr<PostHooks> post_hooks = std::make_shared<PostHooks>();

@@ -146,7 +146,8 @@ TEST_CASE("an op is told the dtype, and may write into a slot that has it") {
   CHECK(p.grad().is_same(slot));
   p.set_grad({});
   CHECK_THROWS_WITH_AS(p.set_grad_dtype(DType::bf16),
-                       Contains("its place in DistributedDataParallel's memory is f32"), DTypeError);
+                       Contains("its place in DistributedDataParallel's memory is f32"),
+                       DTypeError);
   p.leaf()->slot = Tensor();
 }
 

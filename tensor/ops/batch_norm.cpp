@@ -166,6 +166,8 @@ Tensor batch_norm(const Tensor& x, Tensor running_mean, Tensor running_var, cons
                  x.shape());
   LOCKSTEP_CHECK(running_mean.defined() == running_var.defined(), ValueError,
                  "batch_norm: running_mean and running_var come together");
+  if (training && running_mean.defined())
+    for (const Tensor* t : {&running_mean, &running_var}) t->storage().check_writable("batch_norm");
   const int64_t channels = x.size(1);
   for (const Tensor* t :
        std::initializer_list<const Tensor*>{&running_mean, &running_var, &weight, &bias}) {
