@@ -155,7 +155,7 @@ struct LOCKSTEP_API Leaf final : Node {
   TensorBody* owner;  // the tensor; null once it is destroyed
   Tensor gradient;
   std::optional<DType> grad_dtype;  // of `gradient`, where it is not the tensor's own
-  bool retains = false;  // outside the graph: an op made the tensor
+  bool retains = false;             // outside the graph: an op made the tensor
   bool accumulated = false;  // a backward has added to it since it was cleared, assigned or reduced
   /// The tensor does not require grad for now. Atomic, because one thread may freeze a leaf of the
   /// graph that another traverses.

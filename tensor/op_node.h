@@ -76,9 +76,8 @@ class OpNode final : public Node {
     }
     for (size_t i = 0; i < outputs.size(); ++i)
       if (detail::saves_output(saves_, i))
-        saved_outputs_[i] =
-            SavedTensor(outputs[i], {nullptr, static_cast<int>(i)},
-                        {Op::name, SavedFrom::output, static_cast<int>(i)}, true);
+        saved_outputs_[i] = SavedTensor(outputs[i], {nullptr, static_cast<int>(i)},
+                                        {Op::name, SavedFrom::output, static_cast<int>(i)}, true);
   }
   const char* name() const override { return Op::name; }
   void backward(std::span<const Tensor> dys, InputGradients& dx) override {

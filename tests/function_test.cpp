@@ -11,7 +11,7 @@
 #include <lockstep/autograd/function.h>
 #include <lockstep/autograd/grad.h>
 #include <lockstep/autograd/gradcheck.h>
-#include <lockstep/tensor/allocator.h>
+#include <lockstep/tensor/device_backend.h>
 #include <lockstep/tensor/ops.h>
 
 using namespace lockstep;
