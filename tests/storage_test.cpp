@@ -173,10 +173,8 @@ TEST_CASE("no op takes over memory that has an owner or is read-only") {
       keep(x);
     else
       make_read_only(x);
-    const Ref<Storage> storage = x.ref()->storage;
     const double* at = x.data<double>();
     const Tensor y = relu(std::move(x));
-    CHECK(at[0] == -1);
     CHECK(y.data_ptr() != at);
   }
 }
