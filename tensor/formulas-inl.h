@@ -22,6 +22,9 @@ struct Unary : Defaults {
 struct Binary : Defaults {
   static constexpr int inputs = 2;
 };
+struct Ternary : Defaults {
+  static constexpr int inputs = 3;
+};
 struct Comparison : Binary {
   static constexpr Domain domain = Domain::any;
   static constexpr bool predicate = true;
@@ -264,6 +267,28 @@ struct Ge : Comparison {
   template <class V> LOCKSTEP_FORMULA auto f(V a, V b) const { return a >= b; }
 };
 
+// ---- three inputs ----
+
+/// a + w (b - a)
+struct Lerp : Ternary {
+  static constexpr const char* name = "lerp";
+  template <class V> LOCKSTEP_FORMULA V f(V a, V b, V w) const { return a + w * (b - a); }
+  template <class V> LOCKSTEP_FORMULA V da(V, V, V w, V, V dy) const { return dy * (V(1) - w); }
+  template <class V> LOCKSTEP_FORMULA V db(V, V, V w, V, V dy) const { return dy * w; }
+  template <class V> LOCKSTEP_FORMULA V dc(V a, V b, V, V, V dy) const { return dy * (b - a); }
+};
+/// a + value b c
+struct Addcmul : Ternary {
+  static constexpr const char* name = "addcmul";
+  static constexpr Domain domain = Domain::numbers;
+  Number value;
+  static constexpr auto probe() { return std::array{Addcmul{{}, 2}}; }
+  template <class V> LOCKSTEP_FORMULA V f(V a, V b, V c) const { return a + V(value) * (b * c); }
+  template <class V> LOCKSTEP_FORMULA V da(V, V, V, V, V dy) const { return dy; }
+  template <class V> LOCKSTEP_FORMULA V db(V, V, V c, V, V dy) const { return V(value) * (dy * c); }
+  template <class V> LOCKSTEP_FORMULA V dc(V, V b, V, V, V dy) const { return V(value) * (dy * b); }
+};
+
 // ---- a tensor and a number: a two-input op with one input bound ----
 
 template <class Op>
@@ -316,6 +341,7 @@ struct Dropout : Defaults {
 using UnaryOps = List<Relu, Sigmoid, Tanh, Exp, Log, Sqrt, Abs, Neg, Square, Silu,
                       Softplus, Gaussian, Erf, Ndtr, Gelu, LeakyRelu, Clamp, Pow>;
 using BinaryOps = List<Add, AddScaled, Sub, Mul, Div, Maximum, Minimum>;
+using TernaryOps = List<Lerp, Addcmul>;
 using NumberOps = List<WithRight<Add>, WithRight<Sub>, WithRight<Mul>, WithRight<Div>,
                        WithRight<Maximum>, WithRight<Minimum>, WithLeft<Sub>, WithLeft<Div>>;
 using Predicates = List<LogicalNot, Eq, Ne, Lt, Le, Gt, Ge, WithRight<Eq>, WithRight<Ne>,

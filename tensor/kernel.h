@@ -92,11 +92,11 @@ class LOCKSTEP_API KernelRecorder {
   KernelRecorder* outer_;
 };
 
-/// Up to five tensors as one argument of a kernel, the result first. It refers to them; what is kept of
+/// Up to six tensors as one argument of a kernel, the result first. It refers to them; what is kept of
 /// it are handles.
 class Operands {
  public:
-  static constexpr size_t kMost = 5;
+  static constexpr size_t kMost = 6;
   template <class... Tensors>
   requires(std::is_same_v<Tensors, Tensor>&&...) explicit Operands(const Tensors&... tensors)
       : tensors_{&tensors...}, count_(sizeof...(tensors)) {

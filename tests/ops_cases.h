@@ -73,11 +73,15 @@ Case make_case(Op op) {
   if constexpr (requires { op.slope; }) note(op.slope, false);
   if constexpr (requires { op.low; }) note(op.low, true), note(op.high, true);
   if constexpr (requires { op.alpha; }) note(op.alpha, false), c.keeps_dtype = true;
+  if constexpr (requires { op.value; }) note(op.value, false);
   if constexpr (Op::inputs == 1) {
     c.call = [op](std::span<const Tensor> x) { return R::call(op, x[0]); };
     c.f = [op](const double* x) { return R::f(op, x[0]); };
     if constexpr (requires(Tensor & x) { R::in_place(op, x); })
       c.in_place = [op](std::span<Tensor> x) { R::in_place(op, x[0]); };
+  } else if constexpr (Op::inputs == 3) {
+    c.call = [op](std::span<const Tensor> x) { return R::call(op, x[0], x[1], x[2]); };
+    c.f = [op](const double* x) { return R::f(op, x[0], x[1], x[2]); };
   } else {
     c.call = [op](std::span<const Tensor> x) { return R::call(op, x[0], x[1]); };
     c.f = [op](const double* x) { return R::f(op, x[0], x[1]); };

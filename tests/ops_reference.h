@@ -141,6 +141,22 @@ template <> struct Reference<ops::LogicalNot> : Defaults {
   static Tensor call(ops::LogicalNot, const Tensor& x) { return logical_not(x); }
 };
 
+// ---- three inputs ----
+
+template <> struct Reference<ops::Lerp> : Defaults {
+  static constexpr double slack = 24;  // a and w (b - a) may cancel
+  static double f(ops::Lerp, double a, double b, double w) { return a + w * (b - a); }
+  static Tensor call(ops::Lerp, const Tensor& a, const Tensor& b, const Tensor& w) { return lerp(a, b, w); }
+};
+template <> struct Reference<ops::Addcmul> : Defaults {
+  static constexpr double slack = 300;  // values up to 10: a and the product may cancel
+  static std::vector<ops::Addcmul> cases() { return {{{}, 1}, {{}, -2}}; }
+  static double f(ops::Addcmul op, double a, double b, double c) { return a + op.value.value * b * c; }
+  static Tensor call(ops::Addcmul op, const Tensor& a, const Tensor& b, const Tensor& c) {
+    return addcmul(a, b, c, op.value);
+  }
+};
+
 // ---- two inputs; A and B are tensors, or one of them is a number ----
 
 template <> struct Reference<ops::Add> : Defaults {

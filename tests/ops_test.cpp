@@ -27,13 +27,20 @@ namespace {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
+/// Which of n special values input k has at i: all pairs of the first two.
+size_t place_of(int64_t i, size_t n, int k) {
+  const auto at = static_cast<size_t>(i);
+  return k == 0 ? at % n : k == 1 ? at / n : (at / n + at % n * 7) % n;
+}
+
 /// Compares the elements of y with what c's reference says of the inputs.
 void check_forward(const Case& c, const Tensor& y, std::span<const Tensor> x) {
-  std::vector<double> in[2];
+  std::vector<double> in[3];
   for (size_t k = 0; k < x.size(); ++k) in[k] = read(x[k].expand(y.shape()));
   const std::vector<double> got = read(y);
   for (size_t i = 0; i < got.size(); ++i) {
-    const double at[] = {in[0][i], x.size() > 1 ? in[1][i] : 0};
+    double at[3] = {};
+    for (size_t k = 0; k < x.size(); ++k) at[k] = in[k][i];
     double want = c.f(at), error = 0, allowed = 0;
     switch (y.dtype()) {
       case DType::f32:
@@ -83,7 +90,8 @@ TEST_CASE("element-wise ops of every dtype and layout agree with their reference
         INFO(c.label, " of ", std::string(name_of(t)), ", ", std::string(layout.name));
         for (Tensor& second : partners(layout, t)) {
           std::vector<Tensor> x{layout.make(t)};
-          if (c.inputs == 2) x.push_back(second);
+          if (c.inputs >= 2) x.push_back(second);
+          if (c.inputs == 3) x.push_back(layout.make(t));
           for (Tensor& operand : x) write(operand, values_for(c, t, random));
           const std::optional<DType> dtype = expected_dtype(c, t);
           if (!dtype) {
@@ -116,13 +124,18 @@ TEST_CASE("element-wise ops agree with their references on special values") {
       const int64_t count = static_cast<int64_t>(c.inputs == 1 ? n : n * n);
       std::vector<Tensor> x{empty({count}, {.dtype = t})};
       write(x[0], [&](int64_t i) { return special[static_cast<size_t>(i) % n]; });
-      if (c.inputs == 2) {
+      for (int k = 1; k < c.inputs; ++k) {
         x.push_back(empty({count}, {.dtype = t}));
-        write(x[1], [&](int64_t i) { return special[static_cast<size_t>(i) / n]; });
+        write(x.back(), [&](int64_t i) { return special[place_of(i, n, k)]; });
       }
-      const std::vector<double> got = read(c.call(x)), a = read(x[0]), b = read(x.back());
+      const std::vector<double> got = read(c.call(x));
+      std::vector<double> in[3];
+      for (size_t k = 0; k < x.size(); ++k) in[k] = read(x[k]);
       for (size_t i = 0; i < got.size(); ++i) {
-        const double at[] = {a[i], b[i]};
+        double at[3] = {};
+        for (size_t k = 0; k < x.size(); ++k) at[k] = in[k][i];
+        // A product of inputs leaves the range of t where the reference's does not.
+        if (c.inputs == 3 && std::fabs(at[1] * at[2]) > 1e30 && std::isfinite(at[1] * at[2])) continue;
         double want = c.f(at);
         if (t == DType::f32) want = static_cast<float>(want);
         const double scale = std::max(std::fabs(want), t == DType::f32 ? 1e-30 : 1e-290);
@@ -161,7 +174,7 @@ TEST_CASE("recorded derivatives equal the plain ones on every input") {
       std::vector<Tensor> x;
       for (int k = 0; k < c.inputs; ++k) {
         write(x.emplace_back(empty({count}, {.dtype = t})), [&](int64_t i) {
-          return special[k ? static_cast<size_t>(i) / n : static_cast<size_t>(i) % n];
+          return special[place_of(i, n, k)];
         });
         x.back().requires_grad_();
       }
@@ -194,7 +207,7 @@ namespace {
 double slope(const std::function<double(const double*)>& f, const double* at, int along) {
   constexpr double h = 1e-3;
   auto value = [&](double step) {
-    double moved[] = {at[0], at[1]};
+    double moved[] = {at[0], at[1], at[2]};
     moved[along] += step;
     return f(moved);
   };
@@ -264,14 +277,19 @@ TEST_CASE("first and second derivatives agree with differences of the reference"
         }
         const Tensor y = c.call(x), w = random_like(y, random);
         const std::vector<Tensor> plain = autograd::grad({y}, x, {w}, {});
-        const std::vector<double> ws = read(w), a = read(x[0].detach().expand(y.shape())),
-                                  b = read(x.back().detach().expand(y.shape()));
+        const std::vector<double> ws = read(w);
+        std::vector<double> in[3];
+        for (size_t k = 0; k < x.size(); ++k) in[k] = read(x[k].detach().expand(y.shape()));
+        const auto elements = [&](size_t i) {
+          std::array<double, 3> at{};
+          for (size_t k = 0; k < x.size(); ++k) at[k] = in[k][i];
+          return at;
+        };
         const double tolerance = t == DType::f64 ? 1e-9 : 2e-5;
         for (size_t k = 0; k < x.size(); ++k) {
-          std::vector<double> want(a.size());
-          for (size_t i = 0; i < a.size(); ++i) {
-            const double at[] = {a[i], b[i]};
-            want[i] = ws[i] * slope(c.f, at, static_cast<int>(k));
+          std::vector<double> want(ws.size());
+          for (size_t i = 0; i < ws.size(); ++i) {
+            want[i] = ws[i] * slope(c.f, elements(i).data(), static_cast<int>(k));
           }
           check_close(str_cat(c.label, ": derivative by input ", k), plain[k],
                       folded(want, y.shape(), x[k].shape()), tolerance);
@@ -290,19 +308,18 @@ TEST_CASE("first and second derivatives agree with differences of the reference"
           v.push_back(random_like(g, random));
           total = total + sum(g * v.back());
         }
-        std::vector<double> vs[2];
+        std::vector<double> vs[3];
         for (size_t k = 0; k < x.size(); ++k) vs[k] = read(v[k].expand(y.shape()));
         for (size_t k = 0; k < x.size(); ++k) {
-          std::vector<double> want(a.size());
-          for (size_t i = 0; i < a.size(); ++i) {
-            const double at[] = {a[i], b[i]};
+          std::vector<double> want(ws.size());
+          for (size_t i = 0; i < ws.size(); ++i) {
             auto weighted = [&](const double* p) {
               double s = 0;
               for (size_t m = 0; m < x.size(); ++m)
                 s += vs[m][i] * slope(c.f, p, static_cast<int>(m));
               return s;
             };
-            want[i] = ws[i] * slope(weighted, at, static_cast<int>(k));
+            want[i] = ws[i] * slope(weighted, elements(i).data(), static_cast<int>(k));
           }
           const std::vector<double> sums = folded(want, y.shape(), x[k].shape());
           if (!total.requires_grad()) {  // a linear op: its gradient depends on nothing

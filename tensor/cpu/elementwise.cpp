@@ -199,7 +199,7 @@ const FloatKernels<Op>& float_kernels() {
   if constexpr (is_among<Op>(formulas::UnaryOps()))
     return std::get<FloatKernels<Op>>(unary_kernels());
   else
-    return std::get<FloatKernels<Op>>(binary_kernels());
+    return std::get<FloatKernels<Op>>(many_operand_kernels());
 }
 
 template <class Op>
@@ -245,6 +245,8 @@ void enter() {
     table.derivative[0].set(DeviceType::cpu, derivative<Op, 0>, dtypes::kFloating);
   if constexpr (kDerivatives<Op> > 1)
     table.derivative[1].set(DeviceType::cpu, derivative<Op, 1>, dtypes::kFloating);
+  if constexpr (kDerivatives<Op> > 2)
+    table.derivative[2].set(DeviceType::cpu, derivative<Op, 2>, dtypes::kFloating);
 }
 template <class... Ops>
 bool enter_all(List<Ops...>) {

@@ -14,7 +14,7 @@ namespace lockstep::cpu {
 using Row = void (*)(const void* op, char* const* data, int64_t n, int64_t first);
 
 /// f32 and f64 kernels of one op, at the processor's best instruction set. A derivative's operands
-/// are dx, dy, then of a, b and y those that it reads.
+/// are dx, dy, then of a, b, c and y those that it reads.
 template <class Op>
 struct FloatKernels {
   Row forward[2];
@@ -30,7 +30,7 @@ template <class L>
 using FloatTable = typename FloatTableOf<L>::type;
 
 const FloatTable<formulas::UnaryOps>& unary_kernels();
-const FloatTable<decltype(formulas::BinaryOps() + formulas::NumberOps())>& binary_kernels();
+const FloatTable<formulas::ManyOperandOps>& many_operand_kernels();
 /// Operands y, x; by dtype f32, f64.
 Row dropout_kernel(DType dtype);
 

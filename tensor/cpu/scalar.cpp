@@ -20,9 +20,13 @@ void forward_row(const void* host, char* const* data, int64_t n, int64_t) {
   const T* a = reinterpret_cast<const T*>(data[1]);
   if constexpr (Op::inputs == 1) {
     for (int64_t i = 0; i < n; ++i) y[i] = plain(op.f(One<T>(a[i])));
-  } else {
+  } else if constexpr (Op::inputs == 2) {
     const T* b = reinterpret_cast<const T*>(data[2]);
     for (int64_t i = 0; i < n; ++i) y[i] = plain(op.f(One<T>(a[i]), One<T>(b[i])));
+  } else {
+    const T *b = reinterpret_cast<const T*>(data[2]), *c = reinterpret_cast<const T*>(data[3]);
+    for (int64_t i = 0; i < n; ++i)
+      y[i] = plain(op.f(One<T>(a[i]), One<T>(b[i]), One<T>(c[i])));
   }
 }
 

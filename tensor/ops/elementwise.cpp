@@ -22,7 +22,7 @@ Strides elementwise::result_strides(const Shape& shape, const Operands& inputs) 
 namespace {
 
 using namespace formulas;
-using elementwise::BinaryOp, elementwise::may_consume, elementwise::UnaryOp;
+using elementwise::ManyOperandOp, elementwise::may_consume, elementwise::UnaryOp;
 
 // ---- dtypes ----
 
@@ -110,9 +110,17 @@ Tensor with_number(Op op, Tensor x) {
 template <class Op>
 Tensor binary(Op op, const Tensor& a, const Tensor& b) {
   if (a.dtype() == b.dtype() && computes_in(Op::domain, a.dtype()) == a.dtype())
-    return apply(BinaryOp<Op>{op}, a, b);
+    return apply(ManyOperandOp<Op>{op}, a, b);
   const DType t = promoted(Op::domain, a, b);
-  return apply(BinaryOp<Op>{op}, a.to(t), b.to(t));
+  return apply(ManyOperandOp<Op>{op}, a.to(t), b.to(t));
+}
+
+template <class Op>
+Tensor ternary(Op op, const Tensor& a, const Tensor& b, const Tensor& c) {
+  DType t = promoted(Op::domain, a, b);
+  const Tensor x = a.to(t), y = b.to(t);
+  t = promoted(Op::domain, x.dim() < y.dim() ? y : x, c);
+  return apply(ManyOperandOp<Op>{op}, x.to(t), y.to(t), c.to(t));
 }
 
 // ---- in place ----
@@ -145,7 +153,7 @@ Tensor& number_(Op op, Tensor& x) {
 
 template <class Op>
 Tensor& binary_(Op op, Tensor& x, Tensor other) {
-  using Node = BinaryOp<Op>;
+  using Node = ManyOperandOp<Op>;
   const DType t = promoted(Op::domain, x, other);
   LOCKSTEP_CHECK(kind(t) == kind(x.dtype()), DTypeError, Op::name, "_: the result is ", t,
                  ", which ", x.dtype(), " cannot hold; use the out-of-place form");
@@ -284,6 +292,13 @@ Tensor div(Tensor a, Number b) { return with_number(WithRight<Div>{{}, b}, std::
 Tensor div(Number a, Tensor b) { return with_number(WithLeft<Div>{{}, a}, std::move(b)); }
 Tensor maximum(Tensor a, Number b) { return with_number(WithRight<Maximum>{{}, b}, std::move(a)); }
 Tensor minimum(Tensor a, Number b) { return with_number(WithRight<Minimum>{{}, b}, std::move(a)); }
+
+Tensor lerp(const Tensor& a, const Tensor& b, const Tensor& weight) {
+  return ternary(Lerp{}, a, b, weight);
+}
+Tensor addcmul(const Tensor& a, const Tensor& b, const Tensor& c, Number value) {
+  return ternary(Addcmul{{}, value}, a, b, c);
+}
 
 Tensor eq(const Tensor& a, const Tensor& b) { return binary(Eq{}, a, b); }
 Tensor ne(const Tensor& a, const Tensor& b) { return binary(Ne{}, a, b); }

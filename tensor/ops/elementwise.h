@@ -86,6 +86,10 @@ LOCKSTEP_API Tensor div(const Tensor& a, const Tensor& b);
 /// The larger element, or NaN if one is; where they are equal each gets half of the gradient.
 LOCKSTEP_API Tensor maximum(const Tensor& a, const Tensor& b);
 LOCKSTEP_API Tensor minimum(const Tensor& a, const Tensor& b);
+/// a + weight (b - a).
+LOCKSTEP_API Tensor lerp(const Tensor& a, const Tensor& b, const Tensor& weight);
+/// a + value b c.
+LOCKSTEP_API Tensor addcmul(const Tensor& a, const Tensor& b, const Tensor& c, Number value = 1);
 
 LOCKSTEP_API Tensor add(Tensor a, Number b);
 LOCKSTEP_API Tensor sub(Tensor a, Number b);

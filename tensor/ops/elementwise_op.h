@@ -26,7 +26,7 @@ constexpr unsigned saved_for() {
   } else {
     constexpr unsigned r = formulas::reads<Op, I>;
     return (r & Probe::kA ? kInput(0) : 0) | (r & Probe::kB ? kInput(1) : 0) |
-           (r & Probe::kY ? kOutput : 0);
+           (r & Probe::kC ? kInput(2) : 0) | (r & Probe::kY ? kOutput : 0);
   }
 }
 
@@ -62,6 +62,7 @@ Tensor differentiate(const Op& op, const std::array<Tensor, Op::inputs>& x, cons
     Operands operands(dx, dy);
     if constexpr (reads & Probe::kA) operands.push_back(x[0]);
     if constexpr (reads & Probe::kB) operands.push_back(x[1]);
+    if constexpr (reads & Probe::kC) operands.push_back(x[2]);
     if constexpr (reads & Probe::kY) operands.push_back(y);
     if (!dx.defined()) dx = empty_strided(dy.shape(), result_strides(dy.shape(), operands), like(dy));
     elementwise_table<Op>().derivative[I](operands, op);
@@ -109,49 +110,58 @@ struct UnaryOp {
   }
 };
 
+/// An op of two or three inputs.
 template <class Op>
-struct BinaryOp {
+struct ManyOperandOp {
   static constexpr const char* name = Op::name;
   static constexpr Precision precision = Op::precision;
+  static constexpr size_t kInputs = Op::inputs;
   static constexpr unsigned saves_for(int i) {
-    return i == 0 ? saved_for<Op, 0>() : saved_for<Op, 1>();
+    constexpr auto saves = []<size_t... I>(std::index_sequence<I...>) {
+      return std::array<unsigned, kInputs>{saved_for<Op, I>()...};
+    }(std::make_index_sequence<kInputs>());
+    return saves[static_cast<size_t>(i)];
   }
   Op op;
-  Tensor* target = nullptr;                           // in-place form: where the result goes
-  std::unique_ptr<std::array<Shape, 2>> shapes = {};  // of the inputs, if they differ
+  const Tensor* target = nullptr;                           // in-place form: where the result goes
+  std::unique_ptr<std::array<Shape, kInputs>> shapes = {};  // of the inputs, if they differ
 
-  Tensor forward(const Tensor& a, const Tensor& b) {
-    const TensorOptions options{.dtype = Op::predicate ? DType::boolean : a.dtype(),
-                                .device = a.device()};
-    const bool same = a.shape() == b.shape();
-    if (!same) shapes = std::make_unique<std::array<Shape, 2>>(std::array{a.shape(), b.shape()});
+  template <class... Inputs>
+  Tensor forward(const Tensor& first, const Inputs&... others) {
+    const TensorOptions options{.dtype = Op::predicate ? DType::boolean : first.dtype(),
+                                .device = first.device()};
+    const bool same = ((others.shape() == first.shape()) && ...);
+    if (!same)
+      shapes = std::make_unique<std::array<Shape, kInputs>>(
+          std::array{first.shape(), others.shape()...});
     Tensor y;
-    if (target)
+    if (target) {
       y = *target;
-    else if (same && a.is_contiguous() && b.is_contiguous())
-      y = empty(a.shape(), options);
-    else {
-      const Shape shape = same ? a.shape() : broadcast_shapes(name, a.shape(), b.shape());
-      y = empty_strided(shape, result_strides(shape, Operands(a, b)), options);
+    } else if (same && first.is_contiguous() && (others.is_contiguous() && ...)) {
+      y = empty(first.shape(), options);
+    } else {
+      Shape shape = first.shape();
+      if (!same) ((shape = broadcast_shapes(name, shape, others.shape())), ...);
+      y = empty_strided(shape, result_strides(shape, Operands(first, others...)), options);
     }
-    elementwise_table<Op>().forward(Operands(y, a, b), op);
+    elementwise_table<Op>().forward(Operands(y, first, others...), op);
     return y;
   }
   void backward(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
-    if constexpr (!Op::predicate) {
-      one<0>(saved, dy, dx);
-      one<1>(saved, dy, dx);
-    }
+    if constexpr (!Op::predicate)
+      [&]<size_t... I>(std::index_sequence<I...>) {
+        (one<I>(saved, dy, dx), ...);
+      }(std::make_index_sequence<kInputs>());
   }
 
  private:
   template <int I>
   void one(const Saved& saved, const Tensor& dy, InputGradients& dx) const {
     if (!dx.needed(I)) return;
-    std::array<Tensor, 2> x;
+    std::array<Tensor, kInputs> x;
+    for (int k = 0; k < Op::inputs; ++k)
+      if (saves_for(I) & kInput(k)) x[static_cast<size_t>(k)] = saved.input(k);
     Tensor y;
-    if constexpr (saves_for(I) & kInput(0)) x[0] = saved.input(0);
-    if constexpr (saves_for(I) & kInput(1)) x[1] = saved.input(1);
     if constexpr (saves_for(I) & kOutput) y = saved.output();
     if (!shapes || (*shapes)[I] == dy.shape()) {
       dx.set(I, differentiate<I>(op, x, y, dy, dx.destination(I)));

@@ -13,9 +13,14 @@ ElementwiseTable<Op>& elementwise_table() {
   } else if constexpr (kDerivatives<Op> == 1) {
     static constinit ElementwiseTable<Op> table{K(Op::name), {K(Op::name, "_backward")}};
     return table;
-  } else {
+  } else if constexpr (kDerivatives<Op> == 2) {
     static constinit ElementwiseTable<Op> table{
         K(Op::name), {K(Op::name, "_backward_0"), K(Op::name, "_backward_1")}};
+    return table;
+  } else {
+    static constinit ElementwiseTable<Op> table{
+        K(Op::name),
+        {K(Op::name, "_backward_0"), K(Op::name, "_backward_1"), K(Op::name, "_backward_2")}};
     return table;
   }
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <tuple>
 
 #include <lockstep/tensor/formula.h>
 
@@ -15,11 +16,13 @@ namespace formulas __attribute__((visibility("default"))) {
 #include <lockstep/tensor/formulas-inl.h>
 #undef LOCKSTEP_FORMULA
 
-using DifferentiableOps = decltype(UnaryOps() + BinaryOps() + NumberOps());
+/// Kernels with more than one operand, or a number for one.
+using ManyOperandOps = decltype(BinaryOps() + TernaryOps() + NumberOps());
+using DifferentiableOps = decltype(UnaryOps() + ManyOperandOps());
 
 /// An abstract value: which of the inputs, the output and dy it depends on.
 struct Probe {
-  enum : unsigned { kA = 1, kB = 2, kY = 4, kDy = 8 };
+  enum : unsigned { kA = 1, kB = 2, kC = 4, kY = 8, kDy = 16 };
   unsigned from = 0;
   bool untouched = false;  // an operand itself, not the result of an operation
 
@@ -48,22 +51,30 @@ struct Probe {
   friend constexpr Probe pow(Probe a, Number) { return both(a, a); }
 };
 
-/// The derivative by input I of any op: op.df, op.da or op.db.
+/// The derivative by input I of any op: op.df, op.da, op.db or op.dc.
 template <int I, class Op, class V>
 constexpr V derivative(const Op& op, const std::array<V, Op::inputs>& x, const V& y, const V& dy) {
   if constexpr (Op::inputs == 1)
     return op.df(x[0], y, dy);
-  else if constexpr (I == 0)
-    return op.da(x[0], x[1], y, dy);
   else
-    return op.db(x[0], x[1], y, dy);
+    return std::apply(
+        [&](const auto&... in) {
+          if constexpr (I == 0)
+            return op.da(in..., y, dy);
+          else if constexpr (I == 1)
+            return op.db(in..., y, dy);
+          else
+            return op.dc(in..., y, dy);
+        },
+        x);
 }
 
 /// What the derivative by input I is computed from, for this op's parameters.
 template <int I, class Op>
 constexpr Probe probe(const Op& op) {
-  std::array<Probe, Op::inputs> x{Probe(Probe::kA, true)};
-  if constexpr (Op::inputs == 2) x[1] = Probe(Probe::kB, true);
+  constexpr unsigned bits[] = {Probe::kA, Probe::kB, Probe::kC};
+  std::array<Probe, Op::inputs> x;
+  for (size_t i = 0; i < x.size(); ++i) x[i] = Probe(bits[i], true);
   return derivative<I>(op, x, Probe(Probe::kY, true), Probe(Probe::kDy, true));
 }
 /// The same for any parameters: it depends on what it reads for one of Op::probe(), and is

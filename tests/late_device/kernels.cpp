@@ -110,6 +110,8 @@ void enter_elementwise(DeviceType type, List<Ops...>) {
           enter<[]() -> auto& { return elementwise_table<Ops>().derivative[0]; }>(type);
         if constexpr (kDerivatives<Ops> > 1)
           enter<[]() -> auto& { return elementwise_table<Ops>().derivative[1]; }>(type);
+        if constexpr (kDerivatives<Ops> > 2)
+          enter<[]() -> auto& { return elementwise_table<Ops>().derivative[2]; }>(type);
       }(),
       ...);
 }

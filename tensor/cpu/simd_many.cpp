@@ -1,7 +1,8 @@
-// The SIMD kernels of two-input ops, of those with one input bound to a number, and of dropout.
+// The SIMD kernels of ops with two and three inputs, of those with one input bound to a number, and of
+// dropout.
 #include <lockstep/tensor/cpu/simd_targets.h>
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE <lockstep/tensor/cpu/simd_binary.cpp>
+#define HWY_TARGET_INCLUDE <lockstep/tensor/cpu/simd_many.cpp>
 #include <hwy/foreach_target.h>
 
 #include <algorithm>
@@ -12,9 +13,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace lockstep::HWY_NAMESPACE {
 
-using TwoOperands = decltype(formulas::BinaryOps() + formulas::NumberOps());
-const cpu::FloatTable<TwoOperands>* binary_table() {
-  return table(BinaryOps() + NumberOps(), TwoOperands());
+const cpu::FloatTable<formulas::ManyOperandOps>* many_operand_table() {
+  return table(BinaryOps() + TernaryOps() + NumberOps(), formulas::ManyOperandOps());
 }
 
 template <class T>
@@ -42,13 +42,12 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace lockstep {
-HWY_EXPORT(binary_table);
+HWY_EXPORT(many_operand_table);
 HWY_EXPORT(dropout_f32);
 HWY_EXPORT(dropout_f64);
-const cpu::FloatTable<decltype(formulas::BinaryOps() + formulas::NumberOps())>&
-cpu::binary_kernels() {
+const cpu::FloatTable<formulas::ManyOperandOps>& cpu::many_operand_kernels() {
   respect_isa_limit();
-  return *HWY_DYNAMIC_DISPATCH(binary_table)();
+  return *HWY_DYNAMIC_DISPATCH(many_operand_table)();
 }
 cpu::Row cpu::dropout_kernel(DType t) {
   respect_isa_limit();
