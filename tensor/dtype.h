@@ -105,10 +105,10 @@ constexpr DType promote(DType a, DType b) {
   return DType::i64;
 }
 
+/// f16 and bf16.
+constexpr bool is_half(DType t) { return t == DType::f16 || t == DType::bf16; }
 /// The dtype in which a floating dtype is computed: f32 for f16 and bf16, else itself.
-constexpr DType compute_dtype(DType t) {
-  return t == DType::f16 || t == DType::bf16 ? DType::f32 : t;
-}
+constexpr DType compute_dtype(DType t) { return is_half(t) ? DType::f32 : t; }
 
 /// Bits of the fraction of a floating type, its leading 1 included: whole numbers up to 2 to this power
 /// are exact.

@@ -123,12 +123,12 @@ class Exchange {
       r.data = r.copy.get();
       widen(dtype, row.data(), reinterpret_cast<float*>(r.data), r.elements);
     }
-    if (averages() && size_of(dtype) == 2) scale(r.wire, r.data, r.elements, share());
+    if (averages() && is_half(dtype)) scale(r.wire, r.data, r.elements, share());
     return r;
   }
   void finish(const Reducing& r, const Row& row) const {
     const DType dtype = call_.model().dtype();
-    if (averages() && size_of(dtype) != 2) scale(r.wire, r.data, r.elements, share());
+    if (averages() && !is_half(dtype)) scale(r.wire, r.data, r.elements, share());
     if (r.copy) narrow(dtype, reinterpret_cast<const float*>(r.data), row.data(), r.elements);
     row.write();
   }
@@ -286,16 +286,16 @@ class Exchange {
 
     const DType dtype = call_.outputs[0].dtype();
     const size_t n = bytes / size_of(dtype);
-    const bool two_bytes = size_of(dtype) == 2;
-    const DType wire = two_bytes ? DType::f32 : dtype;
+    const bool half = is_half(dtype);
+    const DType wire = half ? DType::f32 : dtype;
     const size_t width = size_of(wire) * n;
-    const Bytes wide = two_bytes ? bytes_of(width * size_) : nullptr;
-    if (two_bytes) widen(dtype, all.get(), reinterpret_cast<float*>(wide.get()), n * size_);
-    std::byte* sum = two_bytes ? wide.get() : all.get();
+    const Bytes wide = half ? bytes_of(width * size_) : nullptr;
+    if (half) widen(dtype, all.get(), reinterpret_cast<float*>(wide.get()), n * size_);
+    std::byte* sum = half ? wide.get() : all.get();
     const Combine combine = combine_function(wire, call_.reduce);
     for (size_t r = 1; r < size_; ++r) combine(sum, sum, sum + r * width, n);
     if (averages()) scale(wire, sum, n, share());
-    if (two_bytes) narrow(dtype, reinterpret_cast<const float*>(sum), all.get(), n);
+    if (half) narrow(dtype, reinterpret_cast<const float*>(sum), all.get(), n);
     StridedBytes(call_.outputs[0]).write(0, call_.outputs[0].numel(), all.get());
   }
 

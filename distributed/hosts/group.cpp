@@ -106,7 +106,7 @@ HostPlan HostGroup::plan_all_reduce(const Tensor& t, ReduceOp op,
                                     const CollectiveOptions& options) {
   // The two-byte floats have no room for a sum of many: each host averages its own, and its share
   // of the whole is weighed by how many ranks it has.
-  const bool averages = op == ReduceOp::avg, small = averages && size_of(t.dtype()) == 2;
+  const bool averages = op == ReduceOp::avg, small = averages && is_half(t.dtype());
   const ReduceOp within = averages && !small ? ReduceOp::sum : op;
   const ReduceOp between = averages ? ReduceOp::sum : op;
   HostPlan p;

@@ -25,8 +25,6 @@ struct Walk {
   DType dtypes[LoopPlan::kMaxOperands];  // in memory; rows compute f16 and bf16 in f32
 };
 
-bool is_half(DType t) { return t == DType::f16 || t == DType::bf16; }
-
 /// Whether all operands are dense in the same order and computed as they are, so that they are one row.
 bool one_row(const Operands& operands, bool logical_order) {
   const Tensor& y = operands[0];

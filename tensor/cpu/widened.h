@@ -11,7 +11,7 @@
 namespace lockstep::cpu {
 
 inline bool is_half(const Tensor& t) {
-  return t.defined() && (t.dtype() == DType::f16 || t.dtype() == DType::bf16);
+  return t.defined() && lockstep::is_half(t.dtype());
 }
 template <class A>
 bool is_half(const A&) {
