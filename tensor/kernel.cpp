@@ -13,7 +13,7 @@ constinit KernelEntry* first = nullptr;
 
 }  // namespace
 
-thread_local constinit KernelRecorder* detail::kernel_recorder = nullptr;
+LOCKSTEP_THREAD_LOCAL KernelRecorder* detail::kernel_recorder = nullptr;
 
 bool KernelEntry::enter(DeviceType type, AnyFunction f, DTypes dtypes) {
   const std::lock_guard lock(mutex);

@@ -134,7 +134,7 @@ struct Cell final : RefCounted {
 
 namespace detail {
 
-LOCKSTEP_API extern thread_local constinit KernelRecorder* kernel_recorder;
+LOCKSTEP_API extern LOCKSTEP_THREAD_LOCAL KernelRecorder* kernel_recorder;
 
 /// How an argument is kept, passed again, and which tensors it names.
 template <class A>

@@ -7,8 +7,8 @@
 namespace lockstep {
 namespace {
 
-thread_local bool grad_enabled = true;
-thread_local uint64_t next_sequence = 0;
+LOCKSTEP_THREAD_LOCAL bool grad_enabled = true;
+LOCKSTEP_THREAD_LOCAL uint64_t next_sequence = 0;
 
 bool is_held_elsewhere(const Tensor& t) {
   return t.ref()->use_count() > 1 || t.storage().use_count() > 1;

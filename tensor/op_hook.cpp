@@ -5,7 +5,7 @@
 namespace lockstep {
 namespace {
 
-thread_local OpHookGuard* innermost = nullptr;
+LOCKSTEP_THREAD_LOCAL OpHookGuard* innermost = nullptr;
 
 /// Which hooks are around ops, for a scope.
 class Active {

@@ -7,7 +7,7 @@ namespace {
 
 using autograd::SavedTensorHooks;
 
-thread_local SavedTensorHooks* innermost = nullptr;
+LOCKSTEP_THREAD_LOCAL SavedTensorHooks* innermost = nullptr;
 
 /// What pack returned, and what unpack must return.
 struct Packed final : RefCounted {

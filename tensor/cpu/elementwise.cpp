@@ -28,12 +28,15 @@ struct Walk {
 /// Whether all operands are dense in the same order and computed as they are, so that they are one row.
 bool one_row(const Operands& operands, bool logical_order) {
   const Tensor& y = operands[0];
-  for (const Tensor* t : operands.all())
-    if (is_half(t->dtype())) return false;
-  for (const Tensor* t : operands.all().subspan(1))
-    if (t->shape() != y.shape() ||
-        (t->strides() != y.strides() && !(t->is_contiguous() && y.is_contiguous())))
+  const TensorBody& result = y.body();
+  for (const Tensor* t : operands.all()) {
+    const TensorBody& b = t->body();
+    if (is_half(b.dtype)) return false;
+    if (&b != &result &&
+        (b.shape != result.shape ||
+         (b.strides != result.strides && !(t->is_contiguous() && y.is_contiguous()))))
       return false;
+  }
   return y.is_contiguous() || (!logical_order && y.is_channels_last());
 }
 
