@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <tuple>
 
 #include <lockstep/tensor/formula.h>
@@ -74,7 +75,7 @@ template <int I, class Op>
 constexpr Probe probe(const Op& op) {
   constexpr unsigned bits[] = {Probe::kA, Probe::kB, Probe::kC};
   std::array<Probe, Op::inputs> x;
-  for (size_t i = 0; i < x.size(); ++i) x[i] = Probe(bits[i], true);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = Probe(bits[i], true);
   return derivative<I>(op, x, Probe(Probe::kY, true), Probe(Probe::kDy, true));
 }
 /// The same for any parameters: it depends on what it reads for one of Op::probe(), and is
