@@ -12,9 +12,11 @@
 #include <lockstep/tensor/ops/copy.h>
 
 #include "late_device/late_device.h"
+#include "step_models.h"
 
 using namespace lockstep;
 using doctest::Contains;
+using step_models::Cnn, step_models::Mixed, step_models::Mlp;
 
 namespace {
 
@@ -209,33 +211,6 @@ TEST_CASE("devices: each has statistics of its memory") {
 // ---- training ----
 
 namespace {
-
-struct Mlp : nn::Module {
-  nn::Sequential layers{nn::Flatten{}, nn::Linear{784, 128}, nn::ReLU{}, nn::Linear{128, 10}};
-  Tensor forward(Tensor x) { return layers(x); }
-  LOCKSTEP_MODULE(Mlp, layers)
-};
-struct Cnn : nn::Module {
-  nn::Conv2d conv1{1, 32, 3}, conv2{32, 64, 3};
-  nn::Linear fc1{9216, 128}, fc2{128, 10, {.bias = false}};
-  Tensor forward(Tensor x) {
-    x = max_pool2d(relu(conv2(relu(conv1(x)))), 2);
-    return fc2(relu(fc1(x.flatten(1))));
-  }
-  LOCKSTEP_MODULE(Cnn, conv1, conv2, fc1, fc2)
-};
-struct Mixed : nn::Module {
-  nn::Conv2d conv{1, 4, 3, {.stride = 2}};
-  nn::BatchNorm2d norm{4, {.momentum = std::nullopt}};
-  nn::Dropout drop{0.3};
-  nn::LayerNorm last{{16}};
-  nn::Linear fc1{676, 16}, fc2{16, 10};
-  Tensor forward(Tensor x) {
-    x = drop(gelu(norm(conv(x)))).flatten(1);
-    return fc2(last(fc1(x)) + rand({16}, {.device = x.device()}));
-  }
-  LOCKSTEP_MODULE(Mixed, conv, norm, drop, last, fc1, fc2)
-};
 
 /// The values of the model after some steps on a device.
 template <class Net, class Opt, class Options>
